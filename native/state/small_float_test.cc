@@ -31,9 +31,7 @@ struct Definition {
     const uint32_t magnitude = code & (sign() - 1);
     return finite ? magnitude == sign() - 1 : magnitude > infinity();
   }
-  bool is_infinite(uint32_t code) const {
-    return !finite && (code & (sign() - 1)) == infinity();
-  }
+  bool is_infinite(uint32_t code) const { return !finite && (code & (sign() - 1)) == infinity(); }
 
   // The value of a magnitude, as if no code were special.
   double magnitude_value(uint32_t magnitude) const {
@@ -63,7 +61,7 @@ class Rounding {
   uint32_t encode(float value, bool saturate) const {
     const uint32_t sign = std::signbit(value) ? format_.sign() : 0;
     // The one NaN of a format without infinities has their place.
-    const uint32_t overflow = saturate          ? format_.largest()
+    const uint32_t overflow = saturate         ? format_.largest()
                               : format_.finite ? format_.sign() - 1
                                                : format_.infinity();
     const double magnitude = std::fabs(static_cast<double>(value));
@@ -105,12 +103,13 @@ void check_decode(const Definition& definition) {
   for (uint32_t code = 0; code < 2 * definition.sign(); ++code) {
     const float value = Format::decode(code);
     const bool negative = (code & definition.sign()) != 0;
-    const double magnitude =
-        definition.is_infinite(code) ? static_cast<double>(kInfinity)
-                                     : definition.magnitude_value(code & (definition.sign() - 1));
-    const bool right = std::signbit(value) == negative &&
-                       (definition.is_nan(code) ? std::isnan(value)
-                                                : std::fabs(static_cast<double>(value)) == magnitude);
+    const double magnitude = definition.is_infinite(code)
+                                 ? static_cast<double>(kInfinity)
+                                 : definition.magnitude_value(code & (definition.sign() - 1));
+    const bool right =
+        std::signbit(value) == negative &&
+        (definition.is_nan(code) ? std::isnan(value)
+                                 : std::fabs(static_cast<double>(value)) == magnitude);
     if (right) continue;
     TRACE("code 0x%x: %a", code, static_cast<double>(value));
     CHECK(right);
@@ -147,9 +146,9 @@ void check_boundaries(const Definition& definition) {
       check_encoding<Format>(rounding, std::nextafter(value, -kInfinity));
     }
   }
-  for (const float value : {std::numeric_limits<float>::max(), kInfinity,
-                            std::numeric_limits<float>::min(),
-                            std::numeric_limits<float>::denorm_min()}) {
+  for (const float value :
+       {std::numeric_limits<float>::max(), kInfinity, std::numeric_limits<float>::min(),
+        std::numeric_limits<float>::denorm_min()}) {
     check_encoding<Format>(rounding, value);
   }
 }
@@ -191,12 +190,12 @@ void check_nans() {
   }
 }
 
-#define FV_FOR_EACH_FORMAT(check)  \
-  do {                             \
-    check<E4M3>(kE4M3);            \
-    check<E5M2>(kE5M2);            \
-    check<Half>(kHalf);            \
-    check<BFloat>(kBFloat);        \
+#define FV_FOR_EACH_FORMAT(check) \
+  do {                            \
+    check<E4M3>(kE4M3);           \
+    check<E5M2>(kE5M2);           \
+    check<Half>(kHalf);           \
+    check<BFloat>(kBFloat);       \
   } while (false)
 
 TEST(every_code_decodes_to_the_value_of_its_definition) { FV_FOR_EACH_FORMAT(check_decode); }
