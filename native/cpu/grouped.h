@@ -201,9 +201,8 @@ void outputs_fused(const TileKeys& tile, int64_t offset_bytes, int dims, const f
     const int64_t at = offset_bytes + d * D::kBytes;
     accumulate<kRows, decltype(vecs)::value>(
         p, factor, tile.count,
-        [&](int key, int j) FV_LAMBDA_INLINE {
-          return D::from_row(tile.v[key] + at + j * kLanes * D::kBytes);
-        },
+        [&](int key, int j)
+            FV_LAMBDA_INLINE { return D::from_row(tile.v[key] + at + j * kLanes * D::kBytes); },
         out + d);
   });
 }
@@ -238,7 +237,8 @@ void outputs_block(const float* values, int keys, int dims, const float* p, cons
   for_dim_blocks<strip_vecs(kRows)>(dims, [&](auto vecs, int d) FV_LAMBDA_INLINE {
     accumulate<kRows, decltype(vecs)::value>(
         p, factor, keys,
-        [&](int key, int j) FV_LAMBDA_INLINE { return load(values + key * kStrip + d + j * kLanes); },
+        [&](int key, int j)
+            FV_LAMBDA_INLINE { return load(values + key * kStrip + d + j * kLanes); },
         out + d);
   });
 }
@@ -268,14 +268,30 @@ FV_INLINE void for_row_blocks(int64_t rows, Body&& body) {
     const int64_t begin = rows * block / blocks;
     const int64_t end = rows * (block + 1) / blocks;
     switch (end - begin) {
-      case 1: body(Int<1>{}, begin); break;
-      case 2: body(Int<2>{}, begin); break;
-      case 3: body(Int<3>{}, begin); break;
-      case 4: body(Int<4>{}, begin); break;
-      case 5: body(Int<5>{}, begin); break;
-      case 6: body(Int<6>{}, begin); break;
-      case 7: body(Int<7>{}, begin); break;
-      default: body(Int<8>{}, begin); break;
+      case 1:
+        body(Int<1>{}, begin);
+        break;
+      case 2:
+        body(Int<2>{}, begin);
+        break;
+      case 3:
+        body(Int<3>{}, begin);
+        break;
+      case 4:
+        body(Int<4>{}, begin);
+        break;
+      case 5:
+        body(Int<5>{}, begin);
+        break;
+      case 6:
+        body(Int<6>{}, begin);
+        break;
+      case 7:
+        body(Int<7>{}, begin);
+        break;
+      default:
+        body(Int<8>{}, begin);
+        break;
     }
   }
 }

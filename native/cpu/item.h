@@ -275,8 +275,8 @@ void run_item(const Call& call, int64_t item_index, void* scratch_memory) {
   const int64_t item = item_index - unit.first_item;
   const int64_t node = (unit.split_begin >> unit.level) + item;
   const int64_t first_split = max64(unit.split_begin, node << unit.level);
-  const int64_t last_split = unit.level >= 62 ? unit.split_end
-                                              : min64(unit.split_end, (node + 1) << unit.level);
+  const int64_t last_split =
+      unit.level >= 62 ? unit.split_end : min64(unit.split_end, (node + 1) << unit.level);
   const KeyRange all = {scratch.visible[0].begin, scratch.visible[unit.rows - 1].end};
 
   TreeWalk walk;

@@ -3,11 +3,12 @@
 // external linkage (a test looks), so that the linker cannot choose one set's
 // code for another.
 
+#include "native/cpu/kernels.h"
+
 #include <type_traits>
 
 #include "native/cpu/grouped.h"
 #include "native/cpu/item.h"
-#include "native/cpu/kernels.h"
 #include "native/cpu/scalar.h"
 
 namespace flashverify::cpu {

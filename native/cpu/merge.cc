@@ -81,7 +81,8 @@ void merge_row(const Row& row, float* out, float* out_lse) {
     total = partial[0][kDimsPerPass];
     for (int64_t d = 0; d < dims; ++d) out[first + d] = partial[0][d] / total + 0.0f;
   }
-  *out_lse = static_cast<float>(static_cast<double>(largest) + std::log(static_cast<double>(total)));
+  *out_lse =
+      static_cast<float>(static_cast<double>(largest) + std::log(static_cast<double>(total)));
 }
 
 }  // namespace
@@ -89,10 +90,10 @@ void merge_row(const Row& row, float* out, float* out_lse) {
 void run_merge(const MergeProblem& problem, int num_threads) {
   for_each_index(problem.rows, num_threads, [&](int64_t row, int) {
     for (int64_t head = 0; head < problem.heads; ++head) {
-      merge_row({problem, row, head},
-                problem.out + row * problem.out_stride[0] + head * problem.out_stride[1],
-                problem.out_lse + row * problem.out_lse_stride[0] +
-                    head * problem.out_lse_stride[1]);
+      merge_row(
+          {problem, row, head},
+          problem.out + row * problem.out_stride[0] + head * problem.out_stride[1],
+          problem.out_lse + row * problem.out_lse_stride[0] + head * problem.out_lse_stride[1]);
     }
   });
 }

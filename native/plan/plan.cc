@@ -84,8 +84,7 @@ Plan make_plan(const AttentionProblem& problem, int num_threads, void* units) {
       const int64_t row_begin = rows * tile / tiles;
       const int64_t row_end = rows * (tile + 1) / tiles;
       // Both ends of a row's range rise with the row.
-      const int64_t key_begin =
-          visible_keys(problem, seq_len, query_len, row_begin / group).begin;
+      const int64_t key_begin = visible_keys(problem, seq_len, query_len, row_begin / group).begin;
       const int64_t key_end = visible_keys(problem, seq_len, query_len, (row_end - 1) / group).end;
       for (int64_t head = 0; head < problem.kv_heads; ++head) {
         Unit* unit = new (plan.units + plan.num_units++) Unit{};
@@ -94,8 +93,7 @@ Plan make_plan(const AttentionProblem& problem, int num_threads, void* units) {
         unit->row_begin = row_begin;
         unit->rows = row_end - row_begin;
         unit->split_begin = key_begin / kSplitTokens;
-        unit->split_end =
-            key_end > key_begin ? ceil_div(key_end, kSplitTokens) : unit->split_begin;
+        unit->split_end = key_end > key_begin ? ceil_div(key_end, kSplitTokens) : unit->split_begin;
         all_splits += unit->split_end - unit->split_begin;
       }
     }
@@ -125,9 +123,9 @@ Plan make_plan(const AttentionProblem& problem, int num_threads, void* units) {
 }
 
 Unit& Plan::unit_of(int64_t item) const {
-  const Unit* after = std::upper_bound(
-      units, units + num_units, item,
-      [](int64_t value, const Unit& unit) { return value < unit.first_item; });
+  const Unit* after =
+      std::upper_bound(units, units + num_units, item,
+                       [](int64_t value, const Unit& unit) { return value < unit.first_item; });
   return const_cast<Unit&>(*(after - 1));
 }
 

@@ -46,19 +46,16 @@ class TreeWalk {
   void push(int level, int64_t index) { nodes_[depth_++] = {level, index}; }
 
   // True when the two topmost nodes are siblings: the caller merges the upper
-  // into the lower. Promotes a right child whose left sibling was never pushed
-  // (everything in it precedes what any row sees).
+  // into the lower. Promotes a right child at the bottom of the stack: its left
+  // sibling was never pushed, since everything in it precedes what any row sees.
   bool merge() {
     while (depth_ > 0 && (nodes_[depth_ - 1].index & 1) != 0) {
-      Node& top = nodes_[depth_ - 1];
-      const bool sibling = depth_ > 1 && nodes_[depth_ - 2].level == top.level &&
-                           nodes_[depth_ - 2].index == top.index - 1;
-      if (sibling) {
+      if (depth_ > 1) {
         --depth_;
         promote(nodes_[depth_ - 1]);
         return true;
       }
-      promote(top);
+      promote(nodes_[0]);
     }
     return false;
   }

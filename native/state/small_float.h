@@ -45,8 +45,7 @@ struct SmallFloat {
   static constexpr uint32_t kSpecial =
       kFinite ? kMagnitude : ((1u << kExponentBits) - 1) << kMantissaBits;
   static constexpr uint32_t kLargest = kSpecial - 1;
-  static constexpr uint32_t kNan =
-      kFinite ? kMagnitude : kSpecial | (1u << (kMantissaBits - 1));
+  static constexpr uint32_t kNan = kFinite ? kMagnitude : kSpecial | (1u << (kMantissaBits - 1));
 
   FV_HOST_DEVICE static inline float decode(uint32_t code) {
     const uint32_t sign = (code & kSign) << (31 - kExponentBits - kMantissaBits);

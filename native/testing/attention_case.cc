@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <numeric>
 
 #include "native/reference/number_format.h"
@@ -13,16 +14,29 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-void fill_normal(const fv_tensor& tensor, double spread, Random& random) {
-  for (int64_t i = 0; i < tensor.shape[0]; ++i) {
-    for (int64_t j = 0; j < tensor.shape[1]; ++j) {
-      for (int64_t k = 0; k < tensor.shape[2]; ++k) {
-        reference::store(tensor.data, reference::element_offset(tensor, {i, j, k}), tensor.dtype,
-                         spread * random.normal());
-      }
+// Rows of normal numbers of one dtype, as stretches of one random sequence:
+// drawing and rounding every element anew took most of the tests' time.
+class NormalRows {
+ public:
+  NormalRows(int32_t dtype, Random& random)
+      : item_(testing::item_bytes(dtype)), codes_(static_cast<size_t>(kElements * item_)) {
+    for (int64_t i = 0; i < kElements; ++i) {
+      reference::store(codes_.data(), i, dtype, random.normal());
     }
   }
-}
+
+  // Fills `dims` elements from element `at` of `data` on.
+  void fill(void* data, int64_t at, int64_t dims, Random& random) const {
+    const int64_t from = random.integer(0, kElements - dims);
+    std::memcpy(static_cast<uint8_t*>(data) + at * item_, codes_.data() + from * item_,
+                static_cast<size_t>(dims * item_));
+  }
+
+ private:
+  static constexpr int64_t kElements = 10007;
+  int64_t item_;
+  std::vector<uint8_t> codes_;
+};
 
 std::vector<float> random_scales(int count, int64_t heads, Random& random) {
   std::vector<float> scales(static_cast<size_t>(count == 1 ? 1 : heads));
@@ -166,7 +180,13 @@ AttentionCase::AttentionCase(const AttentionOptions& options, Random& random) : 
   params.num_threads = options.num_threads;
 
   params.q = arena.tensor(options.q_dtype, {rows, options.q_heads, options.head_dim}, q_order);
-  fill_normal(params.q, 1, random);
+  const NormalRows query_rows(options.q_dtype, random);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t head = 0; head < options.q_heads; ++head) {
+      query_rows.fill(params.q.data, reference::element_offset(params.q, {row, head}),
+                      options.head_dim, random);
+    }
+  }
   params.out = arena.tensor(options.out_dtype, {rows, options.q_heads, options.head_dim}, q_order,
                             options.q_transposed ? 8 : 0);
   if (options.lse) params.lse = arena.tensor(FV_DTYPE_FLOAT32, {rows, options.q_heads}, {1, 0});
@@ -187,6 +207,7 @@ AttentionCase::AttentionCase(const AttentionOptions& options, Random& random) : 
               options.head_dim, &params.k_cache, &params.v_cache);
   params.page_table = arena.tensor(FV_DTYPE_INT32, {batch, max_pages + 2});
   auto* table = static_cast<int32_t*>(params.page_table.data);
+  const NormalRows cache_rows(options.kv_dtype, random);
   for (int64_t request = 0; request < batch; ++request) {
     int32_t* entries = table + request * params.page_table.stride[0];
     for (int64_t t = 0; t < options.seq_lens[static_cast<size_t>(request)]; ++t) {
@@ -197,11 +218,9 @@ AttentionCase::AttentionCase(const AttentionOptions& options, Random& random) : 
       const int64_t page = entries[t / options.page_size];
       for (const fv_tensor* cache : {&params.k_cache, &params.v_cache}) {
         for (int64_t head = 0; head < options.kv_heads; ++head) {
-          for (int64_t d = 0; d < options.head_dim; ++d) {
-            const int64_t at =
-                reference::element_offset(*cache, {page, t % options.page_size, head, d});
-            reference::store(cache->data, at, cache->dtype, random.normal());
-          }
+          const int64_t at =
+              reference::element_offset(*cache, {page, t % options.page_size, head});
+          cache_rows.fill(cache->data, at, options.head_dim, random);
         }
       }
     }

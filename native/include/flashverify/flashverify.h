@@ -110,10 +110,10 @@ typedef struct fv_attention_params {
   fv_tensor lse;             /* float32 [rows, q_heads], natural log, optional */
 
   float softmax_scale;
-  float softcap;    /* c * tanh(x / c) on the scaled score; 0 = none */
-  int32_t causal;   /* 0 or 1 */
-  int32_t cpu_isa;  /* fv_cpu_isa */
-  int64_t window;   /* keys a row sees, itself included; 0 = all */
+  float softcap;       /* c * tanh(x / c) on the scaled score; 0 = none */
+  int32_t causal;      /* 0 or 1 */
+  int32_t cpu_isa;     /* fv_cpu_isa */
+  int64_t window;      /* keys a row sees, itself included; 0 = all */
   int32_t num_threads; /* CPU threads to use at most; >= 1 */
   int32_t reserved;    /* 0 */
 
@@ -134,9 +134,9 @@ typedef struct fv_append_params {
   int32_t device_index;
   int32_t num_threads;
   void* stream;
-  fv_tensor key;             /* [tokens, kv_heads, head_dim] float32, float16 or bfloat16 */
-  fv_tensor value;           /* as key, strides of its own */
-  fv_tensor k_cache;         /* as in fv_attention_params */
+  fv_tensor key;     /* [tokens, kv_heads, head_dim] float32, float16 or bfloat16 */
+  fv_tensor value;   /* as key, strides of its own */
+  fv_tensor k_cache; /* as in fv_attention_params */
   fv_tensor v_cache;
   fv_tensor slot_mapping;    /* int64 or int32 [tokens] */
   fv_tensor k_dequant_scale; /* float32 [1] or [kv_heads], optional: 1 */
@@ -157,7 +157,7 @@ typedef struct fv_merge_params {
   fv_tensor out_lse; /* float32 [rows, heads] */
 } fv_merge_params;
 
-/* Everything the library offers. The first four fields never move. */
+/* Everything the library offers. The fields up to build_id never move. */
 typedef struct fv_api {
   uint32_t struct_size;
   uint32_t abi_version;
@@ -172,8 +172,8 @@ typedef struct fv_api {
   const char* (*route_name)(int32_t route); /* "grouped_fp32", ...; NULL if unknown */
   const char* (*cpu_isa_name)(int32_t isa); /* "avx512", ...; NULL if unknown */
 
-  int32_t (*best_cpu_isa)(void);          /* what FV_CPU_ISA_AUTO stands for here */
-  int32_t (*has_cpu_isa)(int32_t isa);    /* 1 if this CPU has it */
+  int32_t (*best_cpu_isa)(void);       /* what FV_CPU_ISA_AUTO stands for here */
+  int32_t (*has_cpu_isa)(int32_t isa); /* 1 if this CPU has it */
 
   /* Bytes of workspace that a call of these shapes needs. Of the tensors' data
    * only seq_lens and query_start_loc are read; the other pointers may be NULL.
