@@ -1,0 +1,3 @@
+"""The version of the package. Its major number is the precision revision."""
+
+VERSION = "4.0.0"
