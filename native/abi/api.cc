@@ -1,0 +1,125 @@
+// The library's only exporter: every entry validates, plans, dispatches.
+
+#include <atomic>
+#include <exception>
+#include <new>
+
+#include "flashverify/flashverify.h"
+#include "native/abi/build_id.h"
+#include "native/abi/error.h"
+#include "native/abi/names.h"
+#include "native/abi/validate.h"
+#include "native/cpu/cpu.h"
+
+namespace flashverify::abi {
+namespace {
+
+std::atomic<uint64_t> completed_calls[FV_ROUTE_COUNT];
+
+// Runs `call`, and turns whatever it throws into a status.
+template <typename Call>
+fv_status guarded(const Call& call) noexcept {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    return fail(FV_ERROR_OUT_OF_MEMORY, "memory", "the host has none left for this call");
+  } catch (const std::exception& error) {
+    return fail(FV_ERROR_INTERNAL, "exception", "%s", error.what());
+  } catch (...) {
+    return fail(FV_ERROR_INTERNAL, "exception", "of an unknown type");
+  }
+}
+
+// A call without rows needs and runs no kernel.
+size_t workspace_bytes(const AttentionCall& call) {
+  if (call.problem.rows == 0) return 0;
+  return cpu::attention_workspace_bytes(call.problem, call.num_threads);
+}
+
+fv_status attention_workspace_bytes(const fv_attention_params* params, size_t* bytes) noexcept {
+  return guarded([&] {
+    AttentionCall call;
+    if (bytes == nullptr) {
+      return fail(FV_ERROR_INVALID_ARGUMENT, "bytes", "NULL; accepted: a pointer to the result");
+    }
+    FV_RETURN_IF_ERROR(validate_attention(params, Purpose::kPlan, &call));
+    *bytes = workspace_bytes(call);
+    return FV_OK;
+  });
+}
+
+fv_status paged_attention(fv_attention_params* params) noexcept {
+  return guarded([&] {
+    AttentionCall call;
+    FV_RETURN_IF_ERROR(validate_attention(params, Purpose::kRun, &call));
+    FV_RETURN_IF_ERROR(check_attention_memory(*params, workspace_bytes(call)));
+    const AttentionProblem& problem = call.problem;
+    const fv_route ran = problem.rows == 0 ? problem.route
+                                           : cpu::run_attention(problem, call.isa, call.num_threads,
+                                                                params->workspace);
+    if (ran != problem.route) {
+      return fail(FV_ERROR_INTERNAL, "route", "%s ran; accepted: %s, as requested", route_name(ran),
+                  route_name(problem.route));
+    }
+    params->ran_route = ran;
+    params->ran_isa = call.isa;
+    completed_calls[ran].fetch_add(1, std::memory_order_relaxed);
+    return FV_OK;
+  });
+}
+
+fv_status append_kv(const fv_append_params* params) noexcept {
+  return guarded([&] {
+    cpu::AppendProblem problem;
+    FV_RETURN_IF_ERROR(validate_append(params, &problem));
+    if (problem.tokens > 0) cpu::run_append(problem, params->num_threads);
+    return FV_OK;
+  });
+}
+
+fv_status merge_states(const fv_merge_params* params) noexcept {
+  return guarded([&] {
+    cpu::MergeProblem problem;
+    FV_RETURN_IF_ERROR(validate_merge(params, &problem));
+    if (problem.rows > 0) cpu::run_merge(problem, params->num_threads);
+    return FV_OK;
+  });
+}
+
+int32_t best_cpu_isa() noexcept { return cpu::best_isa(); }
+
+int32_t has_cpu_isa(int32_t isa) noexcept {
+  if (isa < FV_CPU_ISA_PORTABLE || isa > FV_CPU_ISA_AVX512) return 0;
+  return cpu::has_isa(static_cast<fv_cpu_isa>(isa)) ? 1 : 0;
+}
+
+void route_counts(uint64_t* counts) noexcept {
+  if (counts == nullptr) return;
+  for (int route = 0; route < FV_ROUTE_COUNT; ++route) {
+    counts[route] = completed_calls[route].load(std::memory_order_relaxed);
+  }
+}
+
+constexpr fv_api kApi = {
+    sizeof(fv_api),
+    FLASHVERIFY_ABI_VERSION,
+    FLASHVERIFY_PRECISION_REVISION,
+    0,
+    FV_BUILD_ID,
+    last_error,
+    status_name,
+    route_name,
+    cpu_isa_name,
+    best_cpu_isa,
+    has_cpu_isa,
+    attention_workspace_bytes,
+    paged_attention,
+    append_kv,
+    merge_states,
+    route_counts,
+};
+
+}  // namespace
+}  // namespace flashverify::abi
+
+extern "C" FV_EXPORT const fv_api* fv_get_api(void) { return &flashverify::abi::kApi; }

@@ -1,0 +1,77 @@
+// Turns the structures of the ABI into validated problems, or says what is
+// wrong with them. Nothing here writes to a caller's tensor.
+#ifndef FLASHVERIFY_NATIVE_ABI_VALIDATE_H_
+#define FLASHVERIFY_NATIVE_ABI_VALIDATE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "flashverify/flashverify.h"
+#include "native/abi/tensor.h"
+#include "native/cpu/cpu.h"
+#include "native/plan/problem.h"
+
+namespace flashverify::abi {
+
+enum class Purpose {
+  kRun,  // every pointer is checked
+  kPlan  // shapes alone: pointers may be NULL, as for a workspace's size
+};
+
+constexpr int32_t kMaxThreads = 1024;
+constexpr int64_t kMaxRows = INT32_MAX;
+constexpr int64_t kMaxHeads = 65536;
+constexpr int64_t kMaxPageSize = 65536;
+constexpr int64_t kMaxHeadDim = 512;
+constexpr int64_t kMaxCpuQueryLen = 64;
+constexpr size_t kWorkspaceAlignment = 64;
+
+// The fields that every call's structure begins with.
+struct CallHeader {
+  uint32_t struct_size;
+  uint32_t expected_struct_size;
+  int32_t device_type;
+  int32_t device_index;
+  int32_t num_threads;
+  const void* stream;
+};
+
+fv_status check_header(const CallHeader& header);
+
+// Checks a dequantisation scale, values included; `view` is all ones if absent.
+fv_status check_scale(const Argument& scale, int64_t kv_heads, Purpose purpose, ScaleView* view);
+
+// Checks two caches that describe the same pages.
+struct CacheShape {
+  int64_t pages;
+  int64_t page_size;
+  int64_t kv_heads;
+  int64_t head_dim;
+};
+fv_status check_caches(const Argument& k_cache, const Argument& v_cache, DataPointer data,
+                       CacheShape* shape);
+CacheView cache_view(const fv_tensor& cache);
+
+struct AttentionCall {
+  AttentionProblem problem;
+  fv_cpu_isa isa;
+  int num_threads;
+};
+fv_status validate_attention(const fv_attention_params* params, Purpose purpose,
+                             AttentionCall* call);
+
+// Checks the contents of the tensors that the CPU can read: lengths, offsets,
+// pages and sinks. The descriptors have passed their checks.
+fv_status check_attention_values(const AttentionProblem& problem, Purpose purpose, int64_t pages);
+
+// Checks the workspace against the bytes that the call needs, and that no
+// output overlaps anything else.
+fv_status check_attention_memory(const fv_attention_params& params, size_t needed_bytes);
+
+fv_status validate_append(const fv_append_params* params, cpu::AppendProblem* problem);
+
+fv_status validate_merge(const fv_merge_params* params, cpu::MergeProblem* problem);
+
+}  // namespace flashverify::abi
+
+#endif  // FLASHVERIFY_NATIVE_ABI_VALIDATE_H_

@@ -1,0 +1,90 @@
+#include <cinttypes>
+#include <cmath>
+
+#include "native/abi/error.h"
+#include "native/abi/names.h"
+#include "native/abi/validate.h"
+
+namespace flashverify::abi {
+
+fv_status check_header(const CallHeader& header) {
+  if (header.struct_size != header.expected_struct_size) {
+    return fail(FV_ERROR_INVALID_ARGUMENT, "struct_size",
+                "%" PRIu32 "; accepted: %" PRIu32 " (ABI version %d)", header.struct_size,
+                header.expected_struct_size, FLASHVERIFY_ABI_VERSION);
+  }
+  if (header.device_type == FV_DEVICE_CUDA) {
+    return fail(FV_ERROR_UNSUPPORTED, "device_type",
+                "cuda; accepted: cpu (this build of the library has no CUDA backend)");
+  }
+  if (header.device_type != FV_DEVICE_CPU) {
+    return fail(FV_ERROR_INVALID_ARGUMENT, "device_type",
+                "unknown code %" PRId32 "; accepted: %d (cpu) or %d (cuda)", header.device_type,
+                FV_DEVICE_CPU, FV_DEVICE_CUDA);
+  }
+  if (header.device_index != 0) {
+    return fail(FV_ERROR_INVALID_ARGUMENT, "device_index", "%" PRId32 "; accepted: 0 on the CPU",
+                header.device_index);
+  }
+  if (header.stream != nullptr) {
+    return fail(FV_ERROR_INVALID_ARGUMENT, "stream", "%p; accepted: NULL on the CPU",
+                header.stream);
+  }
+  if (header.num_threads < 1 || header.num_threads > kMaxThreads) {
+    return fail(FV_ERROR_INVALID_ARGUMENT, "num_threads", "%" PRId32 "; accepted: 1 to %" PRId32,
+                header.num_threads, kMaxThreads);
+  }
+  return FV_OK;
+}
+
+fv_status check_scale(const Argument& scale, int64_t kv_heads, Purpose purpose, ScaleView* view) {
+  *view = ScaleView{};
+  const fv_tensor& tensor = scale.tensor;
+  if (is_absent(tensor)) return FV_OK;
+  TensorRule rule{1, kFloat32};
+  if (purpose == Purpose::kPlan) rule.data = DataPointer::kIgnored;
+  FV_RETURN_IF_ERROR(check_tensor(scale, rule));
+  const int64_t count = tensor.shape[0];
+  if (count != 1 && count != kv_heads) {
+    return fail(FV_ERROR_INVALID_ARGUMENT, scale.name,
+                "%" PRId64 " elements; accepted: 1 or %" PRId64 " (kv_heads)", count, kv_heads);
+  }
+  if (tensor.data == nullptr) return FV_OK;
+  *view = {static_cast<const float*>(tensor.data), count == 1 ? 0 : 1};
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = view->data[i];
+    if (std::isfinite(value) && value > 0) continue;
+    return fail(FV_ERROR_INVALID_ARGUMENT, scale.name,
+                "element %" PRId64 " is %.9g; accepted: finite values above 0", i,
+                static_cast<double>(value));
+  }
+  return FV_OK;
+}
+
+fv_status check_caches(const Argument& k_cache, const Argument& v_cache, DataPointer data,
+                       CacheShape* shape) {
+  const TensorRule rule{4, kCacheDtypes, LastAxis::kContiguous, data};
+  FV_RETURN_IF_ERROR(check_tensor(k_cache, rule));
+  FV_RETURN_IF_ERROR(check_tensor(v_cache, rule));
+  const fv_tensor& k = k_cache.tensor;
+  FV_RETURN_IF_ERROR(check_axis_range(k_cache, 1, "page_size", 1, kMaxPageSize));
+  FV_RETURN_IF_ERROR(check_axis_range(k_cache, 2, "kv_heads", 1, kMaxHeads));
+  FV_RETURN_IF_ERROR(check_axis_range(k_cache, 3, "head_dim", 1, INT32_MAX));
+  if (v_cache.tensor.dtype != k.dtype) {
+    return fail(FV_ERROR_INVALID_ARGUMENT, v_cache.name, "dtype %s; accepted: %s (dtype of %s)",
+                dtype_name(v_cache.tensor.dtype), dtype_name(k.dtype), k_cache.name);
+  }
+  static constexpr const char* kMeanings[] = {"pages of k_cache", "page_size of k_cache",
+                                              "kv_heads of k_cache", "head_dim of k_cache"};
+  for (int32_t axis = 0; axis < 4; ++axis) {
+    FV_RETURN_IF_ERROR(check_axis(v_cache, axis, k.shape[axis], kMeanings[axis]));
+  }
+  *shape = {k.shape[0], k.shape[1], k.shape[2], k.shape[3]};
+  return FV_OK;
+}
+
+CacheView cache_view(const fv_tensor& cache) {
+  return {cache.data, axis_stride(cache, 0), axis_stride(cache, 1), axis_stride(cache, 2)};
+}
+
+}  // namespace flashverify::abi
