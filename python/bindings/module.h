@@ -1,0 +1,28 @@
+// What the files of the extension share.
+#ifndef FLASHVERIFY_PYTHON_BINDINGS_MODULE_H_
+#define FLASHVERIFY_PYTHON_BINDINGS_MODULE_H_
+
+#include <nanobind/nanobind.h>
+
+#include "python/bindings/tensor.h"
+
+namespace flashverify::bindings {
+
+inline constexpr ArgumentSpec kKCacheSpec{
+    "k_cache",
+    "float8_e4m3fn, float8_e5m2, float16, bfloat16, or uint8 with an FP8 kv_dtype; "
+    "[pages, page_size, kv_heads, head_dim]"};
+inline constexpr ArgumentSpec kVCacheSpec{
+    "v_cache", "the dtype of k_cache; [pages, page_size, kv_heads, head_dim]"};
+inline constexpr ArgumentSpec kKScaleSpec{"k_dequant_scale",
+                                          "None, a number, or float32 of 1 or kv_heads elements"};
+inline constexpr ArgumentSpec kVScaleSpec{"v_dequant_scale",
+                                          "None, a number, or float32 of 1 or kv_heads elements"};
+
+void bind_attention(nanobind::module_& module);
+void bind_append(nanobind::module_& module);
+void bind_merge(nanobind::module_& module);
+
+}  // namespace flashverify::bindings
+
+#endif  // FLASHVERIFY_PYTHON_BINDINGS_MODULE_H_

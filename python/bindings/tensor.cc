@@ -1,0 +1,173 @@
+#include "python/bindings/tensor.h"
+
+#include <cfloat>
+#include <cmath>
+#include <cstdio>
+#include <string>
+
+#include "python/bindings/dlpack.h"
+#include "python/bindings/errors.h"
+
+namespace nb = nanobind;
+
+namespace flashverify::bindings {
+namespace {
+
+// What this module uses of torch. Never destroyed: the interpreter may be gone
+// before this library's destructors run.
+struct Torch {
+  nb::object tensor_type;
+  nb::object to_dlpack;
+  nb::object no_dispatch;  // __torch_dispatch__ of tensors that hold plain memory
+
+  static const Torch& get() {
+    static const Torch* const torch = new Torch;
+    return *torch;
+  }
+
+ private:
+  Torch()
+      : tensor_type(nb::module_::import_("torch").attr("Tensor")),
+        // __dlpack__() would take 2 us a tensor; this takes 0.2 us, and every
+        // version of torch has it.
+        to_dlpack(nb::module_::import_("torch.utils.dlpack").attr("to_dlpack")),
+        no_dispatch(tensor_type.attr("__torch_dispatch__")) {}
+};
+
+std::string text(nb::handle object) { return nb::str(object).c_str(); }
+
+std::string type_of(nb::handle object) { return text(object.type().attr("__name__")); }
+
+void require_plain_tensor(nb::handle tensor, const ArgumentSpec& spec) {
+  const Torch& torch = Torch::get();
+  if (tensor.type().is(torch.tensor_type)) return;
+  if (!nb::isinstance(tensor, torch.tensor_type)) {
+    raise_invalid(spec.name, type_of(tensor), std::string("a torch.Tensor, ") + spec.accepted);
+  }
+  // A parameter is a tensor like any other; a subclass that dispatches, such as
+  // a FakeTensor or a DTensor, may have no memory of its own.
+  if (!tensor.type().attr("__torch_dispatch__").is(torch.no_dispatch)) {
+    raise_invalid(spec.name, "a " + type_of(tensor),
+                  std::string("a tensor that holds plain memory, ") + spec.accepted);
+  }
+}
+
+int32_t to_fv_dtype(const dlpack::Dtype& dtype) {
+  if (dtype.lanes != 1) return FV_DTYPE_NONE;
+  switch (dtype.code) {
+    case dlpack::kFloat:
+      return dtype.bits == 32   ? FV_DTYPE_FLOAT32
+             : dtype.bits == 16 ? FV_DTYPE_FLOAT16
+                                : FV_DTYPE_NONE;
+    case dlpack::kBfloat:
+      return dtype.bits == 16 ? FV_DTYPE_BFLOAT16 : FV_DTYPE_NONE;
+    case dlpack::kInt:
+      return dtype.bits == 32 ? FV_DTYPE_INT32 : dtype.bits == 64 ? FV_DTYPE_INT64 : FV_DTYPE_NONE;
+    case dlpack::kFloat8E4m3fn:
+      return FV_DTYPE_FLOAT8_E4M3;
+    case dlpack::kFloat8E5m2:
+      return FV_DTYPE_FLOAT8_E5M2;
+    default:
+      return FV_DTYPE_NONE;
+  }
+}
+
+void check_device(const dlpack::Device& found, const ArgumentSpec& spec, nb::handle tensor,
+                  CallDevice* device) {
+  if (found.type != dlpack::kCpu && found.type != dlpack::kCuda) {
+    raise_invalid(spec.name, "on device " + text(tensor.attr("device")), "cpu or cuda");
+  }
+  if (device->first_argument == nullptr) {
+    *device = {spec.name, found.type == dlpack::kCpu ? FV_DEVICE_CPU : FV_DEVICE_CUDA, found.index};
+    return;
+  }
+  const bool same = (found.type == dlpack::kCpu) == (device->type == FV_DEVICE_CPU) &&
+                    found.index == device->index;
+  if (same) return;
+  const std::string expected =
+      device->type == FV_DEVICE_CPU ? "cpu" : "cuda:" + std::to_string(device->index);
+  raise_invalid(spec.name, "on device " + text(tensor.attr("device")),
+                expected + ", the device of " + device->first_argument);
+}
+
+}  // namespace
+
+TensorArgument::TensorArgument(nb::handle tensor, const ArgumentSpec& spec, CallDevice* device,
+                               int32_t uint8_format) {
+  require_plain_tensor(tensor, spec);
+  try {
+    capsule_ = Torch::get().to_dlpack(tensor);
+  } catch (const nb::python_error& error) {
+    raise_invalid(spec.name, text(error.value()),
+                  std::string("a strided tensor on cpu or cuda, ") + spec.accepted);
+  }
+  // The capsule's DLManagedTensor begins with the tensor itself.
+  const auto* source = static_cast<const dlpack::Tensor*>(
+      PyCapsule_GetPointer(capsule_.ptr(), dlpack::kCapsuleName));
+  if (source == nullptr) throw nb::python_error();
+
+  check_device(source->device, spec, tensor, device);
+  const bool is_uint8 = source->dtype.code == dlpack::kUInt && source->dtype.bits == 8;
+  view_.dtype = is_uint8 ? uint8_format : to_fv_dtype(source->dtype);
+  const bool contradiction = uint8_format != FV_DTYPE_NONE && view_.dtype != uint8_format;
+  if (view_.dtype == FV_DTYPE_NONE || contradiction) {
+    raise_invalid(spec.name, "dtype " + text(tensor.attr("dtype")), spec.accepted);
+  }
+  if (source->rank > FV_MAX_RANK) {
+    raise_invalid(spec.name, "rank " + std::to_string(source->rank), spec.accepted);
+  }
+  view_.data = static_cast<char*>(source->data) + source->byte_offset;
+  view_.rank = source->rank;
+  int64_t contiguous = 1;
+  for (int32_t axis = source->rank - 1; axis >= 0; --axis) {
+    view_.shape[axis] = source->shape[axis];
+    view_.stride[axis] = source->stride != nullptr ? source->stride[axis] : contiguous;
+    contiguous *= source->shape[axis];
+  }
+}
+
+TensorArgument TensorArgument::optional(nb::handle tensor, const ArgumentSpec& spec,
+                                        CallDevice* device) {
+  return tensor.is_none() ? TensorArgument() : TensorArgument(tensor, spec, device);
+}
+
+ScaleArgument::ScaleArgument(nb::handle scale, const ArgumentSpec& spec, CallDevice* device) {
+  if (scale.is_none()) return;
+  if (PyFloat_Check(scale.ptr()) || (PyLong_Check(scale.ptr()) && !PyBool_Check(scale.ptr()))) {
+    const double number = PyFloat_AsDouble(scale.ptr());
+    if (number == -1.0 && PyErr_Occurred() != nullptr) {
+      PyErr_Clear();
+      raise_invalid(spec.name, text(scale), "a float32 value");
+    }
+    number_ = to_float(number, spec.name);
+    view_.data = &number_;
+    view_.dtype = FV_DTYPE_FLOAT32;
+    view_.rank = 1;
+    view_.shape[0] = 1;
+    view_.stride[0] = 1;
+    return;
+  }
+  TensorArgument::operator=(TensorArgument(scale, spec, device));
+  int64_t count = 1;
+  bool contiguous = true;
+  for (int32_t axis = view_.rank - 1; axis >= 0; --axis) {
+    contiguous &= view_.shape[axis] == 1 || view_.stride[axis] == count;
+    count *= view_.shape[axis];
+  }
+  if (view_.rank != 1 && contiguous) {
+    view_.rank = 1;
+    view_.shape[0] = count;
+    view_.stride[0] = 1;
+  }
+}
+
+float to_float(double value, const char* argument) {
+  if (std::isfinite(value) && std::fabs(value) > static_cast<double>(FLT_MAX)) {
+    char found[32];
+    std::snprintf(found, sizeof found, "%.9g", value);
+    raise_invalid(argument, found, "a float32 value");
+  }
+  return static_cast<float>(value);
+}
+
+}  // namespace flashverify::bindings

@@ -1,0 +1,70 @@
+"""The two arms: a route of the library bound to the shared workload."""
+
+import torch
+
+import flashverify as fv
+from flashverify.abba.outcome import NotRunError
+from flashverify.abba.workload import Workload
+
+
+class Arm:
+    """One route over a workload, with an output and a workspace of its own."""
+
+    def __init__(self, name: str, route: str, workload: Workload) -> None:
+        self.name = name
+        self.route = fv.Route(route)
+        # Not written yet must not pass for an answer.
+        self.out = torch.full_like(workload.q, float("nan"))
+        self._workload = workload
+        case = workload.case
+        try:
+            self._workspace = fv.Workspace(
+                workload.q.device,
+                batch=case.batch,
+                rows=case.rows,
+                q_heads=case.q_heads,
+                kv_heads=case.kv_heads,
+                head_dim=case.head_dim,
+                max_seq_len=case.context,
+                page_size=case.page_size,
+                routes=(self.route,),
+                q_dtype=workload.q.dtype,
+                kv_dtype=workload.k_cache.dtype,
+            )
+        except fv.FlashVerifyError as error:
+            raise self._not_run(error) from error
+        self.workspace_bytes = self._workspace.nbytes
+
+    def __call__(self) -> None:
+        """One pass. Raises what the library raises."""
+        workload = self._workload
+        fv.paged_attention(
+            workload.q,
+            workload.k_cache,
+            workload.v_cache,
+            workload.page_table,
+            workload.seq_lens,
+            scale=workload.softmax_scale,
+            k_dequant_scale=workload.k_dequant_scale,
+            v_dequant_scale=workload.v_dequant_scale,
+            route=self.route,
+            workspace=self._workspace,
+            out=self.out,
+        )
+
+    def first_run(self) -> str:
+        """Runs once and returns the route that the native side says ran.
+
+        Raises NotRunError where the library refuses, or runs another route.
+        """
+        try:
+            self()
+        except fv.FlashVerifyError as error:
+            raise self._not_run(error) from error
+        ran = fv.last_route()
+        if ran != self.route:
+            raise NotRunError(f"arm {self.name}: {self.route.value} was named, and {ran} ran")
+        return ran.value
+
+    def _not_run(self, error: fv.FlashVerifyError) -> NotRunError:
+        return NotRunError(f"arm {self.name} ({self.route.value}) cannot run: {error}")
