@@ -1,5 +1,8 @@
 // The table, the odd calls that are valid, and the size of the workspace.
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -102,6 +105,27 @@ TEST(messages_belong_to_their_thread) {
   CHECK_EQ(at_start, "");
   CHECK_CONTAINS(theirs, "struct_size: ");
   CHECK_EQ(std::string(api().last_error()), mine);
+}
+
+// A caller of another age may have a shorter structure, here at the end of a page.
+TEST(a_short_structure_is_not_read_past_its_size) {
+  const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* const memory =
+      mmap(nullptr, 2 * page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(memory != MAP_FAILED);
+  CHECK_EQ(mprotect(static_cast<char*>(memory) + page_bytes, page_bytes, PROT_NONE), 0);
+  void* const end = static_cast<char*>(memory) + page_bytes - 8;
+  *static_cast<uint32_t*>(end) = 8;
+  size_t bytes = 0;
+  for (const fv_status status :
+       {api().paged_attention(static_cast<fv_attention_params*>(end)),
+        api().attention_workspace_bytes(static_cast<fv_attention_params*>(end), &bytes),
+        api().append_kv(static_cast<fv_append_params*>(end)),
+        api().merge_states(static_cast<fv_merge_params*>(end))}) {
+    CHECK_EQ(status, FV_ERROR_INVALID_ARGUMENT);
+    CHECK_CONTAINS(api().last_error(), "struct_size: 8;");
+  }
+  munmap(memory, 2 * page_bytes);
 }
 
 TEST(calls_with_nothing_to_do_are_valid) {
@@ -239,12 +263,15 @@ TEST(a_size_needs_no_memory_behind_the_tensors) {
   AttentionCase c(options, random);
   const size_t exact = bytes_of(c.params);
   fv_attention_params shapes = c.params;
-  for (fv_tensor* tensor :
-       {&shapes.q, &shapes.k_cache, &shapes.v_cache, &shapes.page_table, &shapes.sinks,
-        &shapes.k_dequant_scale, &shapes.v_dequant_scale, &shapes.out, &shapes.lse}) {
-    tensor->data = nullptr;
+  // NULL, or nowhere and misaligned.
+  for (const uintptr_t address : {0, 3}) {
+    for (fv_tensor* tensor :
+         {&shapes.q, &shapes.k_cache, &shapes.v_cache, &shapes.page_table, &shapes.sinks,
+          &shapes.k_dequant_scale, &shapes.v_dequant_scale, &shapes.out, &shapes.lse}) {
+      tensor->data = reinterpret_cast<void*>(address);
+    }
+    CHECK_EQ(bytes_of(shapes), exact);
   }
-  CHECK_EQ(bytes_of(shapes), exact);
   shapes.page_table = {};
   CHECK_EQ(bytes_of(shapes), exact);
   CHECK_EQ(api().attention_workspace_bytes(&shapes, nullptr), FV_ERROR_INVALID_ARGUMENT);

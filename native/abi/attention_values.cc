@@ -5,6 +5,7 @@
 #include "native/abi/error.h"
 #include "native/abi/names.h"
 #include "native/abi/validate.h"
+#include "native/plan/plan.h"
 
 namespace flashverify::abi {
 namespace {
@@ -83,21 +84,26 @@ bool all_pages_within(const int32_t* ids, int64_t count, int32_t last) {
   return signs >> 31 == 0;
 }
 
-// Checks the entries that hold a request's keys, and no others: what lies past
-// the last used page may be anything.
+// Checks the entries that hold keys which some row sees, and no others: what lies
+// past the last used page may be anything, and so may pages that a window has
+// left behind, which engines free.
 fv_status check_pages(const AttentionProblem& problem, int64_t pages) {
   const auto last = static_cast<int32_t>(std::min<int64_t>(pages - 1, INT32_MAX));
   for (int64_t request = 0; request < problem.batch; ++request) {
-    if (problem.query_len(request) == 0) continue;
-    const int32_t* ids = problem.page_table + request * problem.page_table_row_stride;
-    const int64_t used = (problem.seq_lens[request] + problem.page_size - 1) / problem.page_size;
-    if (last >= 0 ? all_pages_within(ids, used, last) : used == 0) continue;
+    const int64_t query_len = problem.query_len(request);
+    if (query_len == 0) continue;
+    const int64_t seq_len = problem.seq_lens[request];
+    const int64_t first = visible_keys(problem, seq_len, query_len, 0).begin / problem.page_size;
+    const int64_t end = (seq_len + problem.page_size - 1) / problem.page_size;
+    if (first >= end) continue;
+    const int32_t* row = problem.page_table + request * problem.page_table_row_stride;
+    if (last >= 0 && all_pages_within(row + first, end - first, last)) continue;
     const int32_t* culprit =
-        std::find_if(ids, ids + used, [=](int32_t id) { return id < 0 || id > last; });
+        std::find_if(row + first, row + end, [=](int32_t id) { return id < 0 || id > last; });
     return fail(FV_ERROR_OUT_OF_RANGE, "page_table",
                 "element [%" PRId64 ", %" PRId64 "] is %" PRId32 "; accepted: 0 to %" PRId64
                 " (k_cache has %" PRId64 " pages)",
-                request, static_cast<int64_t>(culprit - ids), *culprit, pages - 1, pages);
+                request, static_cast<int64_t>(culprit - row), *culprit, pages - 1, pages);
   }
   return FV_OK;
 }

@@ -70,10 +70,12 @@ void damage_tensor(fv_tensor& tensor, const std::vector<fv_tensor*>& tensors, Ra
     case 5:
       tensor.stride[axis] = extreme_integer(random, tensor.stride[axis]);
       return;
-    case 6:
-      tensor.data =
-          random.chance(30) ? nullptr : static_cast<char*>(tensor.data) + random.integer(-9, 9);
+    case 6: {
+      const auto address = reinterpret_cast<uintptr_t>(tensor.data);
+      const auto moved = address + static_cast<uintptr_t>(random.integer(-9, 9));
+      tensor.data = random.chance(30) ? nullptr : reinterpret_cast<void*>(moved);
       return;
+    }
     default:
       const fv_tensor& other = *tensors[static_cast<size_t>(
           random.integer(0, static_cast<int64_t>(tensors.size()) - 1))];

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "flashverify/flashverify.h"
+#include "native/abi/error.h"
 #include "native/abi/tensor.h"
 #include "native/cpu/cpu.h"
 #include "native/plan/problem.h"
@@ -15,8 +16,12 @@ namespace flashverify::abi {
 
 enum class Purpose {
   kRun,  // every pointer is checked
-  kPlan  // shapes alone: pointers may be NULL, as for a workspace's size
+  kPlan  // shapes alone, as for a workspace's size: pointers may be anything
 };
+
+constexpr DataPointer data_pointer(Purpose purpose) {
+  return purpose == Purpose::kRun ? DataPointer::kRequired : DataPointer::kIgnored;
+}
 
 constexpr int32_t kMaxThreads = 1024;
 constexpr int64_t kMaxRows = INT32_MAX;
@@ -26,17 +31,26 @@ constexpr int64_t kMaxHeadDim = 512;
 constexpr int64_t kMaxCpuQueryLen = 64;
 constexpr size_t kWorkspaceAlignment = 64;
 
-// The fields that every call's structure begins with.
+// What the structures of all calls have in common.
 struct CallHeader {
-  uint32_t struct_size;
-  uint32_t expected_struct_size;
   int32_t device_type;
   int32_t device_index;
   int32_t num_threads;
   const void* stream;
 };
-
 fv_status check_header(const CallHeader& header);
+fv_status check_struct_size(uint32_t found, size_t expected);
+fv_status fail_null_params();
+
+// Checks the pointer to a call's structure and the fields that all of them have.
+template <typename Params>
+fv_status check_call(const Params* params) {
+  if (params == nullptr) return fail_null_params();
+  // First: nothing beyond the size that the caller states may be read.
+  FV_RETURN_IF_ERROR(check_struct_size(params->struct_size, sizeof *params));
+  return check_header(
+      {params->device_type, params->device_index, params->num_threads, params->stream});
+}
 
 // Checks a dequantisation scale, values included; `view` is all ones if absent.
 fv_status check_scale(const Argument& scale, int64_t kv_heads, Purpose purpose, ScaleView* view);

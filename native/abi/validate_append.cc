@@ -111,11 +111,7 @@ fv_status check_memory(const fv_append_params& params) {
 }  // namespace
 
 fv_status validate_append(const fv_append_params* params, cpu::AppendProblem* problem) {
-  if (params == nullptr) {
-    return fail(FV_ERROR_INVALID_ARGUMENT, "params", "NULL; accepted: a pointer to the arguments");
-  }
-  FV_RETURN_IF_ERROR(check_header({params->struct_size, sizeof *params, params->device_type,
-                                   params->device_index, params->num_threads, params->stream}));
+  FV_RETURN_IF_ERROR(check_call(params));
   const Argument key{"key", params->key};
   const Argument value{"value", params->value};
   const Argument slot_mapping{"slot_mapping", params->slot_mapping};

@@ -124,9 +124,8 @@ fv_status check_tables(const fv_attention_params& params, Purpose purpose,
   const bool has_table = purpose == Purpose::kRun || !is_absent(params.page_table);
   const bool has_lengths = purpose == Purpose::kRun || !is_absent(params.seq_lens);
   if (has_table) {
-    TensorRule rule{2, kInt32};
-    if (purpose == Purpose::kPlan) rule.data = DataPointer::kIgnored;
-    FV_RETURN_IF_ERROR(check_tensor(page_table, rule));
+    FV_RETURN_IF_ERROR(
+        check_tensor(page_table, {2, kInt32, LastAxis::kContiguous, data_pointer(purpose)}));
     FV_RETURN_IF_ERROR(check_axis_range(page_table, 0, "batch", 0, kMaxRows));
     FV_RETURN_IF_ERROR(check_axis_range(page_table, 1, "max_pages", 0, INT32_MAX));
     problem->batch = params.page_table.shape[0];
@@ -167,9 +166,8 @@ fv_status check_sinks(const fv_attention_params& params, Purpose purpose,
                       AttentionProblem* problem) {
   if (is_absent(params.sinks)) return FV_OK;
   const Argument sinks{"sinks", params.sinks};
-  TensorRule rule{1, kFloat32};
-  if (purpose == Purpose::kPlan) rule.data = DataPointer::kIgnored;
-  FV_RETURN_IF_ERROR(check_tensor(sinks, rule));
+  FV_RETURN_IF_ERROR(
+      check_tensor(sinks, {1, kFloat32, LastAxis::kContiguous, data_pointer(purpose)}));
   FV_RETURN_IF_ERROR(check_axis(sinks, 0, problem->q_heads, "q_heads of q"));
   problem->sinks = static_cast<const float*>(params.sinks.data);
   return FV_OK;
@@ -219,17 +217,12 @@ fv_status check_capacity(const AttentionProblem& problem) {
 
 fv_status validate_attention(const fv_attention_params* params, Purpose purpose,
                              AttentionCall* call) {
-  if (params == nullptr) {
-    return fail(FV_ERROR_INVALID_ARGUMENT, "params", "NULL; accepted: a pointer to the arguments");
-  }
-  FV_RETURN_IF_ERROR(check_header({params->struct_size, sizeof *params, params->device_type,
-                                   params->device_index, params->num_threads, params->stream}));
+  FV_RETURN_IF_ERROR(check_call(params));
   FV_RETURN_IF_ERROR(check_route(*params));
   FV_RETURN_IF_ERROR(check_numbers(*params));
   FV_RETURN_IF_ERROR(resolve_isa(params->cpu_isa, &call->isa));
 
-  const DataPointer data =
-      purpose == Purpose::kRun ? DataPointer::kRequired : DataPointer::kIgnored;
+  const DataPointer data = data_pointer(purpose);
   AttentionProblem& problem = call->problem;
   problem.route = static_cast<fv_route>(params->route);
   CacheShape cache;

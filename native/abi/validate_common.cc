@@ -7,12 +7,18 @@
 
 namespace flashverify::abi {
 
+fv_status fail_null_params() {
+  return fail(FV_ERROR_INVALID_ARGUMENT, "params", "NULL; accepted: a pointer to the arguments");
+}
+
+fv_status check_struct_size(uint32_t found, size_t expected) {
+  if (found == expected) return FV_OK;
+  return fail(FV_ERROR_INVALID_ARGUMENT, "struct_size",
+              "%" PRIu32 "; accepted: %zu (ABI version %d)", found, expected,
+              FLASHVERIFY_ABI_VERSION);
+}
+
 fv_status check_header(const CallHeader& header) {
-  if (header.struct_size != header.expected_struct_size) {
-    return fail(FV_ERROR_INVALID_ARGUMENT, "struct_size",
-                "%" PRIu32 "; accepted: %" PRIu32 " (ABI version %d)", header.struct_size,
-                header.expected_struct_size, FLASHVERIFY_ABI_VERSION);
-  }
   if (header.device_type == FV_DEVICE_CUDA) {
     return fail(FV_ERROR_UNSUPPORTED, "device_type",
                 "cuda; accepted: cpu (this build of the library has no CUDA backend)");
@@ -41,15 +47,14 @@ fv_status check_scale(const Argument& scale, int64_t kv_heads, Purpose purpose, 
   *view = ScaleView{};
   const fv_tensor& tensor = scale.tensor;
   if (is_absent(tensor)) return FV_OK;
-  TensorRule rule{1, kFloat32};
-  if (purpose == Purpose::kPlan) rule.data = DataPointer::kIgnored;
-  FV_RETURN_IF_ERROR(check_tensor(scale, rule));
+  FV_RETURN_IF_ERROR(
+      check_tensor(scale, {1, kFloat32, LastAxis::kContiguous, data_pointer(purpose)}));
   const int64_t count = tensor.shape[0];
   if (count != 1 && count != kv_heads) {
     return fail(FV_ERROR_INVALID_ARGUMENT, scale.name,
                 "%" PRId64 " elements; accepted: 1 or %" PRId64 " (kv_heads)", count, kv_heads);
   }
-  if (tensor.data == nullptr) return FV_OK;
+  if (purpose == Purpose::kPlan) return FV_OK;
   *view = {static_cast<const float*>(tensor.data), count == 1 ? 0 : 1};
   for (int64_t i = 0; i < count; ++i) {
     const float value = view->data[i];

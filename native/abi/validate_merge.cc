@@ -20,11 +20,7 @@ fv_status check_memory(const fv_merge_params& params) {
 }  // namespace
 
 fv_status validate_merge(const fv_merge_params* params, cpu::MergeProblem* problem) {
-  if (params == nullptr) {
-    return fail(FV_ERROR_INVALID_ARGUMENT, "params", "NULL; accepted: a pointer to the arguments");
-  }
-  FV_RETURN_IF_ERROR(check_header({params->struct_size, sizeof *params, params->device_type,
-                                   params->device_index, params->num_threads, params->stream}));
+  FV_RETURN_IF_ERROR(check_call(params));
   const Argument outs{"outs", params->outs};
   const Argument lses{"lses", params->lses};
   const Argument out{"out", params->out};

@@ -124,12 +124,13 @@ inline void merge_state(const State& a, const State& b, int64_t rows, int64_t he
 }
 
 inline void store_row(const AttentionProblem& problem, int64_t at, const float* chunk,
-                      int64_t chunk_stride, float factor) {
+                      int64_t chunk_stride, float factor, float v_scale) {
   for (int64_t d = 0; d < problem.head_dim; d += kLanes) {
     // + 0 makes a -0 that underflow left +0: whether masked keys turn it is not
     // a property of the row.
     const Vec value =
-        load(chunk + d / kChunk * chunk_stride + d % kChunk) * splat(factor) + splat(0.0f);
+        load(chunk + d / kChunk * chunk_stride + d % kChunk) * splat(factor) * splat(v_scale) +
+        splat(0.0f);
     const size_t count = static_cast<size_t>(min64(kLanes, problem.head_dim - d));
     if (problem.out_dtype == FV_DTYPE_FLOAT32) {
       memcpy(static_cast<float*>(problem.out) + at + d, &value, count * sizeof(float));
@@ -164,9 +165,11 @@ inline void write_unit(const AttentionProblem& problem, const Unit& unit, const 
       sum = sum * weight + exp2_scalar(sink - larger);
       max = larger;
     }
-    const float factor = empty ? 0.0f : weight * v_scale / sum;
+    // The value scale stays apart: its product with a small factor may be subnormal
+    // where the output is not.
+    const float factor = empty ? 0.0f : weight / sum;
     store_row(problem, row * problem.out_row_stride + head * problem.out_head_stride,
-              state.out + r * kChunk, unit.rows * kChunk, factor);
+              state.out + r * kChunk, unit.rows * kChunk, factor, v_scale);
     if (problem.lse != nullptr) {
       const double lse = empty ? -INFINITY : (static_cast<double>(max) + ::log2(sum)) * kLn2;
       problem.lse[row * problem.lse_row_stride + head * problem.lse_head_stride] =

@@ -85,9 +85,9 @@ struct State {
 
 // How a score becomes an exponent of 2.
 struct ScoreMap {
-  float scale;        // softmax_scale * k_scale, times log2(e) without a softcap
-  float inverse_cap;  // 0: no softcap
-  float cap;          // softcap * log2(e)
+  float scale;       // softmax_scale * k_scale, times log2(e) without a softcap
+  float cap;         // 0: no softcap
+  float cap_log2_e;  // cap * log2(e)
 
   static ScoreMap make(const AttentionProblem& problem, int64_t kv_head) {
     const double scale = static_cast<double>(problem.softmax_scale) *
@@ -95,8 +95,8 @@ struct ScoreMap {
     ScoreMap map{};
     if (problem.softcap > 0) {
       map.scale = static_cast<float>(scale);
-      map.inverse_cap = 1.0f / problem.softcap;
-      map.cap = static_cast<float>(static_cast<double>(problem.softcap) * kLog2E);
+      map.cap = problem.softcap;
+      map.cap_log2_e = static_cast<float>(static_cast<double>(problem.softcap) * kLog2E);
     } else {
       map.scale = static_cast<float>(scale * kLog2E);
     }
@@ -105,8 +105,9 @@ struct ScoreMap {
 
   FV_INLINE Vec operator()(Vec score) const {
     const Vec scaled = score * splat(scale);
-    if (inverse_cap == 0.0f) return scaled;
-    return tanh(scaled * splat(inverse_cap)) * splat(cap);
+    if (cap == 0.0f) return scaled;
+    // A quotient: the inverse of a subnormal cap would be infinite.
+    return tanh(scaled / splat(cap)) * splat(cap_log2_e);
   }
 };
 

@@ -2,6 +2,7 @@
 #ifndef FLASHVERIFY_NATIVE_TESTING_ARENA_H_
 #define FLASHVERIFY_NATIVE_TESTING_ARENA_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -77,7 +78,7 @@ class Arena {
     tensor.shape[0] = static_cast<int64_t>(values.size());
     tensor.stride[0] = 1;
     tensor.data = allocate(values.size() * sizeof(T));
-    std::memcpy(tensor.data, values.data(), values.size() * sizeof(T));
+    std::copy(values.begin(), values.end(), static_cast<T*>(tensor.data));
     return tensor;
   }
 

@@ -53,23 +53,23 @@ std::string join(const std::vector<int32_t>& values) {
 }  // namespace
 
 const char* layout_name(CacheLayout layout) {
-  static constexpr const char* kNames[kCacheLayouts] = {
-      "nhd", "hnd", "pair_nhd", "pair_hnd", "packed", "padded", "page_inner"};
+  static constexpr const char* kNames[kCacheLayouts] = {"nhd",    "hnd",    "pair_nhd",  "pair_hnd",
+                                                        "packed", "padded", "page_inner"};
   return kNames[static_cast<int>(layout)];
 }
 
 std::string AttentionOptions::describe() const {
   char text[512];
-  std::snprintf(text, sizeof text,
-                "route %d, q %s, lengths %s, heads %d/%d, dim %d, page %d, dtypes q %d kv %d out %d, "
-                "layout %s%s%s, causal %d, window %d, softcap %g, sinks %d, scales %d, lse %d, "
-                "threads %d, isa %d",
-                route, join(query_lens).c_str(), join(seq_lens).c_str(), static_cast<int>(q_heads),
-                static_cast<int>(kv_heads), static_cast<int>(head_dim),
-                static_cast<int>(page_size), q_dtype, kv_dtype, out_dtype, layout_name(layout),
-                q_transposed ? ", q transposed" : "", equal_blocks ? ", equal blocks" : "", causal,
-                static_cast<int>(window), static_cast<double>(softcap), sinks, scales, lse,
-                num_threads, cpu_isa);
+  std::snprintf(
+      text, sizeof text,
+      "route %d, q %s, lengths %s, heads %d/%d, dim %d, page %d, dtypes q %d kv %d out %d, "
+      "layout %s%s%s, causal %d, window %d, softcap %g, sinks %d, scales %d, lse %d, "
+      "threads %d, isa %d",
+      route, join(query_lens).c_str(), join(seq_lens).c_str(), static_cast<int>(q_heads),
+      static_cast<int>(kv_heads), static_cast<int>(head_dim), static_cast<int>(page_size), q_dtype,
+      kv_dtype, out_dtype, layout_name(layout), q_transposed ? ", q transposed" : "",
+      equal_blocks ? ", equal blocks" : "", causal, static_cast<int>(window),
+      static_cast<double>(softcap), sinks, scales, lse, num_threads, cpu_isa);
   return text;
 }
 
@@ -87,8 +87,8 @@ AttentionOptions random_options(Random& random) {
   options.page_size = random.pick<int64_t>({1, 7, 16, 64, 100, 784, 1024, 1568, 3296});
   options.q_dtype = random.pick({FV_DTYPE_FLOAT32, FV_DTYPE_FLOAT16, FV_DTYPE_BFLOAT16});
   options.out_dtype = random.pick({FV_DTYPE_FLOAT32, FV_DTYPE_FLOAT16, FV_DTYPE_BFLOAT16});
-  options.kv_dtype = random.pick({FV_DTYPE_FLOAT8_E4M3, FV_DTYPE_FLOAT8_E5M2, FV_DTYPE_FLOAT16,
-                                  FV_DTYPE_BFLOAT16});
+  options.kv_dtype = random.pick(
+      {FV_DTYPE_FLOAT8_E4M3, FV_DTYPE_FLOAT8_E5M2, FV_DTYPE_FLOAT16, FV_DTYPE_BFLOAT16});
   options.layout = static_cast<CacheLayout>(random.integer(0, kCacheLayouts - 1));
   options.q_transposed = random.chance(25);
   options.equal_blocks = random.chance(25);
@@ -106,14 +106,14 @@ AttentionOptions random_options(Random& random) {
   options.seq_lens.clear();
   for (int64_t i = 0; i < batch; ++i) {
     const bool repeat = options.equal_blocks && i > 0;
-    options.query_lens.push_back(
-        repeat ? options.query_lens[0] : static_cast<int32_t>(random.integer(0, most_queries)));
+    options.query_lens.push_back(repeat ? options.query_lens[0]
+                                        : static_cast<int32_t>(random.integer(0, most_queries)));
     // Lengths near tile and split boundaries as often as anywhere else, but no
     // more work than the oracle does in a fraction of a second.
-    int64_t length = random.chance(50)
-                         ? random.integer(0, 2200)
-                         : random.pick<int64_t>({0, 1, 63, 64, 65, 128, 1023, 1024, 1025, 2048,
-                                                 2049, 3000});
+    int64_t length =
+        random.chance(50)
+            ? random.integer(0, 2200)
+            : random.pick<int64_t>({0, 1, 63, 64, 65, 128, 1023, 1024, 1025, 2048, 2049, 3000});
     const int64_t work_per_key =
         (options.query_lens.back() + 2) * options.q_heads * options.head_dim;
     length = std::min<int64_t>(length, 12'000'000 / work_per_key);
@@ -166,8 +166,8 @@ AttentionCase::AttentionCase(const AttentionOptions& options, Random& random) : 
   const auto batch = static_cast<int64_t>(options.query_lens.size());
   const int64_t rows =
       std::accumulate(options.query_lens.begin(), options.query_lens.end(), int64_t{0});
-  const std::vector<int32_t> q_order = {options.q_transposed ? 1 : 0,
-                                                  options.q_transposed ? 0 : 1, 2};
+  const std::vector<int32_t> q_order = {options.q_transposed ? 1 : 0, options.q_transposed ? 0 : 1,
+                                        2};
 
   params.struct_size = sizeof params;
   params.route = options.route;
@@ -218,8 +218,7 @@ AttentionCase::AttentionCase(const AttentionOptions& options, Random& random) : 
       const int64_t page = entries[t / options.page_size];
       for (const fv_tensor* cache : {&params.k_cache, &params.v_cache}) {
         for (int64_t head = 0; head < options.kv_heads; ++head) {
-          const int64_t at =
-              reference::element_offset(*cache, {page, t % options.page_size, head});
+          const int64_t at = reference::element_offset(*cache, {page, t % options.page_size, head});
           cache_rows.fill(cache->data, at, options.head_dim, random);
         }
       }
@@ -240,10 +239,10 @@ AttentionCase::AttentionCase(const AttentionOptions& options, Random& random) : 
     params.sinks = arena.vector(FV_DTYPE_FLOAT32, sinks);
   }
   if (options.scales > 0) {
-    params.k_dequant_scale = arena.vector(
-        FV_DTYPE_FLOAT32, random_scales(options.scales, options.kv_heads, random));
-    params.v_dequant_scale = arena.vector(
-        FV_DTYPE_FLOAT32, random_scales(options.scales, options.kv_heads, random));
+    params.k_dequant_scale =
+        arena.vector(FV_DTYPE_FLOAT32, random_scales(options.scales, options.kv_heads, random));
+    params.v_dequant_scale =
+        arena.vector(FV_DTYPE_FLOAT32, random_scales(options.scales, options.kv_heads, random));
   }
 }
 

@@ -15,12 +15,12 @@ namespace flashverify::testing {
 
 // How a [pages, page_size, kv_heads, head_dim] cache lies in memory.
 enum class CacheLayout {
-  kNhd,      // as its shape says
-  kHnd,      // [pages, kv_heads, page_size, head_dim]
-  kPairNhd,  // K and V of one [pages, 2, page_size, kv_heads, head_dim] array
-  kPairHnd,  // K and V of one [pages, 2, kv_heads, page_size, head_dim] array
-  kPacked,   // K and V of one [pages, page_size, kv_heads, 2 * head_dim] array
-  kPadded,   // kNhd with a gap after every row
+  kNhd,       // as its shape says
+  kHnd,       // [pages, kv_heads, page_size, head_dim]
+  kPairNhd,   // K and V of one [pages, 2, page_size, kv_heads, head_dim] array
+  kPairHnd,   // K and V of one [pages, 2, kv_heads, page_size, head_dim] array
+  kPacked,    // K and V of one [pages, page_size, kv_heads, 2 * head_dim] array
+  kPadded,    // kNhd with a gap after every row
   kPageInner  // [page_size, pages, kv_heads, head_dim]
 };
 constexpr int kCacheLayouts = 7;

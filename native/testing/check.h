@@ -90,16 +90,17 @@ template <typename A, typename B>
 void check_equal(const A& a, const B& b, const char* a_text, const char* b_text, const char* file,
                  int line) {
   if (a == b) return;
-  report_failure(file, line, std::string(a_text) + " is " + show(a) + ", and " + b_text + " is " +
-                                 show(b));
+  report_failure(file, line,
+                 std::string(a_text) + " is " + show(a) + ", and " + b_text + " is " + show(b));
 }
 
 // Within `tolerance`, or both NaN, or the same infinity.
-inline void check_near(double a, double b, double tolerance, const char* a_text,
-                       const char* b_text, const char* file, int line) {
+inline void check_near(double a, double b, double tolerance, const char* a_text, const char* b_text,
+                       const char* file, int line) {
   if (a == b || (std::isnan(a) && std::isnan(b)) || std::fabs(a - b) <= tolerance) return;
-  report_failure(file, line, std::string(a_text) + " is " + show(a) + ", and " + b_text + " is " +
-                                 show(b) + ", which is more than " + show(tolerance) + " away");
+  report_failure(file, line,
+                 std::string(a_text) + " is " + show(a) + ", and " + b_text + " is " + show(b) +
+                     ", which is more than " + show(tolerance) + " away");
 }
 
 inline void check_contains(const std::string& text, const std::string& part, const char* file,
@@ -135,8 +136,8 @@ inline int run_tests(int argc, char** argv) {
 #define FV_TEST_CONCATENATE_(a, b) a##b
 #define FV_TEST_CONCATENATE(a, b) FV_TEST_CONCATENATE_(a, b)
 
-#define TEST(name)                                                                             \
-  static void test_##name();                                                                   \
+#define TEST(name)                                                                               \
+  static void test_##name();                                                                     \
   static const ::flashverify::testing::Registration registration_of_##name(#name, &test_##name); \
   static void test_##name()
 
@@ -147,15 +148,14 @@ inline int run_tests(int argc, char** argv) {
 #define TRACE(...) \
   const ::flashverify::testing::Trace FV_TEST_CONCATENATE(trace_, __LINE__)(__VA_ARGS__)
 
-#define CHECK(condition)                                                                   \
-  do {                                                                                     \
-    if (!(condition)) {                                                                    \
-      ::flashverify::testing::report_failure(__FILE__, __LINE__, "false: " #condition);    \
-    }                                                                                      \
+#define CHECK(condition)                                                                \
+  do {                                                                                  \
+    if (!(condition)) {                                                                 \
+      ::flashverify::testing::report_failure(__FILE__, __LINE__, "false: " #condition); \
+    }                                                                                   \
   } while (false)
 
-#define CHECK_EQ(a, b) \
-  ::flashverify::testing::check_equal((a), (b), #a, #b, __FILE__, __LINE__)
+#define CHECK_EQ(a, b) ::flashverify::testing::check_equal((a), (b), #a, #b, __FILE__, __LINE__)
 
 #define CHECK_NEAR(a, b, tolerance) \
   ::flashverify::testing::check_near((a), (b), (tolerance), #a, #b, __FILE__, __LINE__)

@@ -28,6 +28,8 @@ void append_kv(nb::handle key, nb::handle value, nb::handle k_cache, nb::handle 
   const ScaleArgument k_scale_argument(k_dequant_scale, kKScaleSpec, &device);
   const ScaleArgument v_scale_argument(v_dequant_scale, kVScaleSpec, &device);
 
+  check_same_storage(k_cache_argument, v_cache_argument);
+
   fv_append_params params{};
   params.struct_size = sizeof params;
   params.device_type = device.type;

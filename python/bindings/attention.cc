@@ -41,6 +41,7 @@ class AttentionCall {
         v_dequant_scale_(v_dequant_scale, kVScaleSpec, &device_),
         out_(out, kOut, &device_),
         lse_(TensorArgument::optional(lse, kLse, &device_)) {
+    check_same_storage(k_cache_, v_cache_);
     params.struct_size = sizeof params;
     params.route = route;
     params.device_type = device_.type;

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "python/bindings/api.h"
+#include "python/bindings/tensor.h"
 
 namespace nb = nanobind;
 
@@ -60,6 +61,9 @@ NB_MODULE(_native, module) {
       "Whether this CPU has an fv_cpu_isa.");
   module.def("route_counts", &route_counts,
              "Calls completed per route since the library was loaded.");
+
+  module.def("use_torch", &use_torch, nb::arg("tensor_type"), nb::arg("to_dlpack"),
+             "Takes torch.Tensor and torch.utils.dlpack.to_dlpack. Before any call with tensors.");
 
   bind_attention(module);
   bind_append(module);

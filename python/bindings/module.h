@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include "python/bindings/errors.h"
 #include "python/bindings/tensor.h"
 
 namespace flashverify::bindings {
@@ -18,6 +19,13 @@ inline constexpr ArgumentSpec kKScaleSpec{"k_dequant_scale",
                                           "None, a number, or float32 of 1 or kv_heads elements"};
 inline constexpr ArgumentSpec kVScaleSpec{"v_dequant_scale",
                                           "None, a number, or float32 of 1 or kv_heads elements"};
+
+// A format named for the bytes of one cache says nothing of the other's.
+inline void check_same_storage(const TensorArgument& k_cache, const TensorArgument& v_cache) {
+  if (k_cache.is_uint8() == v_cache.is_uint8()) return;
+  raise_invalid(kVCacheSpec.name, v_cache.is_uint8() ? "dtype torch.uint8" : "no torch.uint8",
+                kVCacheSpec.accepted);
+}
 
 void bind_attention(nanobind::module_& module);
 void bind_append(nanobind::module_& module);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <string>
+#include <utility>
 
 #include "python/bindings/dlpack.h"
 #include "python/bindings/errors.h"
@@ -13,40 +14,28 @@ namespace nb = nanobind;
 namespace flashverify::bindings {
 namespace {
 
-// What this module uses of torch. Never destroyed: the interpreter may be gone
-// before this library's destructors run.
+// What this module uses of torch, as use_torch() was given it. Never destroyed:
+// the interpreter may be gone before this library's destructors run.
 struct Torch {
   nb::object tensor_type;
   nb::object to_dlpack;
   nb::object no_dispatch;  // __torch_dispatch__ of tensors that hold plain memory
-
-  static const Torch& get() {
-    static const Torch* const torch = new Torch;
-    return *torch;
-  }
-
- private:
-  Torch()
-      : tensor_type(nb::module_::import_("torch").attr("Tensor")),
-        // __dlpack__() would take 2 us a tensor; this takes 0.2 us, and every
-        // version of torch has it.
-        to_dlpack(nb::module_::import_("torch.utils.dlpack").attr("to_dlpack")),
-        no_dispatch(tensor_type.attr("__torch_dispatch__")) {}
 };
+const Torch* torch = nullptr;
 
 std::string text(nb::handle object) { return nb::str(object).c_str(); }
 
 std::string type_of(nb::handle object) { return text(object.type().attr("__name__")); }
 
 void require_plain_tensor(nb::handle tensor, const ArgumentSpec& spec) {
-  const Torch& torch = Torch::get();
-  if (tensor.type().is(torch.tensor_type)) return;
-  if (!nb::isinstance(tensor, torch.tensor_type)) {
+  if (torch == nullptr) raise_status(FV_ERROR_INTERNAL, "use_torch() was never called");
+  if (tensor.type().is(torch->tensor_type)) return;
+  if (!nb::isinstance(tensor, torch->tensor_type)) {
     raise_invalid(spec.name, type_of(tensor), std::string("a torch.Tensor, ") + spec.accepted);
   }
   // A parameter is a tensor like any other; a subclass that dispatches, such as
   // a FakeTensor or a DTensor, may have no memory of its own.
-  if (!tensor.type().attr("__torch_dispatch__").is(torch.no_dispatch)) {
+  if (!tensor.type().attr("__torch_dispatch__").is(torch->no_dispatch)) {
     raise_invalid(spec.name, "a " + type_of(tensor),
                   std::string("a tensor that holds plain memory, ") + spec.accepted);
   }
@@ -92,11 +81,16 @@ void check_device(const dlpack::Device& found, const ArgumentSpec& spec, nb::han
 
 }  // namespace
 
+void use_torch(nb::object tensor_type, nb::object to_dlpack) {
+  nb::object no_dispatch = tensor_type.attr("__torch_dispatch__");
+  torch = new Torch{std::move(tensor_type), std::move(to_dlpack), std::move(no_dispatch)};
+}
+
 TensorArgument::TensorArgument(nb::handle tensor, const ArgumentSpec& spec, CallDevice* device,
                                int32_t uint8_format) {
   require_plain_tensor(tensor, spec);
   try {
-    capsule_ = Torch::get().to_dlpack(tensor);
+    capsule_ = torch->to_dlpack(tensor);
   } catch (const nb::python_error& error) {
     raise_invalid(spec.name, text(error.value()),
                   std::string("a strided tensor on cpu or cuda, ") + spec.accepted);
@@ -107,8 +101,8 @@ TensorArgument::TensorArgument(nb::handle tensor, const ArgumentSpec& spec, Call
   if (source == nullptr) throw nb::python_error();
 
   check_device(source->device, spec, tensor, device);
-  const bool is_uint8 = source->dtype.code == dlpack::kUInt && source->dtype.bits == 8;
-  view_.dtype = is_uint8 ? uint8_format : to_fv_dtype(source->dtype);
+  is_uint8_ = source->dtype.code == dlpack::kUInt && source->dtype.bits == 8;
+  view_.dtype = is_uint8_ ? uint8_format : to_fv_dtype(source->dtype);
   const bool contradiction = uint8_format != FV_DTYPE_NONE && view_.dtype != uint8_format;
   if (view_.dtype == FV_DTYPE_NONE || contradiction) {
     raise_invalid(spec.name, "dtype " + text(tensor.attr("dtype")), spec.accepted);

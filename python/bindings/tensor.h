@@ -10,6 +10,11 @@
 
 namespace flashverify::bindings {
 
+// Tells this module what a tensor is, and how to look into one. Given rather than
+// imported here on first use: an import gives the GIL away, and another thread
+// would then wait for this one's first use with the GIL held.
+void use_torch(nanobind::object tensor_type, nanobind::object to_dlpack);
+
 // What an argument is called, and what it may be, for messages.
 struct ArgumentSpec {
   const char* name;
@@ -42,9 +47,13 @@ class TensorArgument {
 
   const fv_tensor& view() const { return view_; }
 
+  // Whether the elements are plain bytes, whose format the caller named.
+  bool is_uint8() const { return is_uint8_; }
+
  protected:
   nanobind::object capsule_;
   fv_tensor view_{};
+  bool is_uint8_ = false;
 };
 
 // A dequantisation scale: None, a number, or a tensor of any rank, whose elements

@@ -8,21 +8,26 @@ an int, a list for a tensor, a format that a byte cache does not name.
 from __future__ import annotations
 
 import numbers
-from typing import Final, NoReturn, cast
+from typing import Final, NoReturn
 
 import torch
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
+from flashverify import _native
 from flashverify.dtypes import KV_CACHE_DTYPES, native_dtype, storage_kv_dtype
 from flashverify.errors import InvalidArgumentError, OutOfRangeError
 
+Scale = torch.Tensor | float | None
+"""A dequantisation scale, as the functions take it."""
+
+CACHE_AXES: Final = "pages, page_size, kv_heads, head_dim"
 _MAX_INT64: Final = 2**63 - 1
 _KV_DTYPES: Final = ("fp8", *KV_CACHE_DTYPES)
 _FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _float8_in_dlpack() -> bool:
-    """Whether this torch exports FP8 tensors through DLPack, as it does since 2.9."""
+    """Whether this torch exports FP8 tensors through DLPack: 2.6 does not, 2.13 does."""
     try:
         to_dlpack(torch.empty(0, dtype=torch.float8_e4m3fn))
     except (BufferError, RuntimeError):
@@ -30,14 +35,10 @@ def _float8_in_dlpack() -> bool:
     return True
 
 
+# Not __dlpack__(), which takes 2 us a tensor; this takes 0.2 us, and every torch has it.
+_native.use_torch(torch.Tensor, to_dlpack)
+
 FLOAT8_IN_DLPACK: Final = _float8_in_dlpack()
-
-
-def float8_bytes(cache: torch.Tensor) -> torch.Tensor:
-    """The cache, or for FP8 the same memory as uint8: for a torch that cannot export FP8."""
-    if isinstance(cache, torch.Tensor) and cache.dtype in _FLOAT8:
-        return cache.view(torch.uint8)
-    return cache
 
 
 def refuse(argument: str, found: object, accepted: str) -> NoReturn:
@@ -51,6 +52,17 @@ def check_tensor(argument: str, value: object, axes: str) -> None:
     rank = axes.count(",") + 1
     if value.dim() != rank:
         refuse(argument, f"shape {list(value.shape)}", f"rank {rank} [{axes}]")
+
+
+def float8_bytes(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The caches, or for FP8 the same memory as uint8: for a torch that cannot export FP8."""
+    check_tensor("k_cache", k_cache, CACHE_AXES)
+    check_tensor("v_cache", v_cache, CACHE_AXES)
+    if v_cache.dtype != k_cache.dtype:
+        refuse("v_cache", f"dtype {v_cache.dtype}", f"the dtype of k_cache, {k_cache.dtype}")
+    if k_cache.dtype not in _FLOAT8:
+        return k_cache, v_cache
+    return k_cache.view(torch.uint8), v_cache.view(torch.uint8)
 
 
 def check_bool(argument: str, value: object) -> None:
@@ -83,7 +95,7 @@ def cache_code(storage: torch.dtype, kv_dtype: object) -> int:
     """
     if kv_dtype is not None and kv_dtype not in _KV_DTYPES:
         refuse("kv_dtype", repr(kv_dtype), f"None, {', '.join(_KV_DTYPES)}")
-    return int(native_dtype(storage_kv_dtype(storage, cast("str | None", kv_dtype))))
+    return int(native_dtype(storage_kv_dtype(storage, kv_dtype)))
 
 
 def window_code(window: object) -> int:

@@ -8,6 +8,8 @@ see the call at all.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from flashverify.errors import UnsupportedError
@@ -19,6 +21,8 @@ _is_compiling = torch.compiler.is_compiling
 # torch has no public question for these; all exist from 2.6 on.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _forward_ad = torch.autograd.forward_ad
+_unpack_dual: Any = _forward_ad.unpack_dual
+_trace = torch._C._get_tracing_state
 _transform = torch._C._functorch.peek_interpreter_stack
 
 
@@ -26,7 +30,7 @@ def must_dispatch(first: object, second: object, third: object) -> bool:
     """Whether a call with these tensors must go through the registered op."""
     if _is_compiling():
         return True
-    if _dispatch_modes() or _transform() is not None:
+    if _dispatch_modes() or _transform() is not None or _trace() is not None:
         return True
     if type(first) is type(second) is type(third) is _Tensor:
         return False
@@ -42,7 +46,7 @@ def may_differentiate(*arguments: object) -> bool:
         return True
     if not _is_grad_enabled():
         return False
-    for value in arguments:
+    for value in arguments:  # noqa: SIM110 - any() over a generator costs 0.3 us more
         if value is not None and getattr(value, "requires_grad", False):
             return True
     return False
@@ -64,4 +68,5 @@ def refuse_autograd(**arguments: object) -> None:
 
 
 def _has_tangent(tensor: torch.Tensor) -> bool:
-    return _forward_ad.unpack_dual(tensor).tangent is not None
+    unpacked: Any = _unpack_dual(tensor)
+    return unpacked.tangent is not None

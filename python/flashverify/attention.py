@@ -10,7 +10,9 @@ from absl import logging
 
 from flashverify import _native, proof, runtime
 from flashverify._arguments import (
+    CACHE_AXES,
     FLOAT8_IN_DLPACK,
+    Scale,
     cache_code,
     check_bool,
     check_tensor,
@@ -32,8 +34,6 @@ from flashverify.workspace import (
     default_workspace,
     state_of,
 )
-
-Scale = torch.Tensor | float | None
 
 _NO_BUFFER: Final = Buffer(0, torch.device("cpu"))
 _MAX_PLANS: Final = 4096  # a bound against callers with ever new shapes
@@ -261,7 +261,7 @@ def _explain(
 ) -> NoReturn:
     """Raises for the argument that kept a call from being planned."""
     check_tensor("q", q, "rows, q_heads, head_dim")
-    check_tensor("k_cache", k_cache, "pages, page_size, kv_heads, head_dim")
+    check_tensor("k_cache", k_cache, CACHE_AXES)
     check_tensor("seq_lens", seq_lens, "batch")
     if route is not None:
         proof.parse_route(route)
@@ -355,7 +355,7 @@ def _execute(
     if type(softcap) is not float:
         softcap = real_number("softcap", softcap)
     if not FLOAT8_IN_DLPACK:
-        k_cache, v_cache = float8_bytes(k_cache), float8_bytes(v_cache)
+        k_cache, v_cache = float8_bytes(k_cache, v_cache)
     device = q.device
     stream = current_stream(device)
     if workspace is None:

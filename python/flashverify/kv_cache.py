@@ -6,7 +6,9 @@ import torch
 
 from flashverify import _native, runtime
 from flashverify._arguments import (
+    CACHE_AXES,
     FLOAT8_IN_DLPACK,
+    Scale,
     cache_code,
     check_tensor,
     float8_bytes,
@@ -14,8 +16,6 @@ from flashverify._arguments import (
 )
 from flashverify._dispatch import may_differentiate, must_dispatch, refuse_autograd
 from flashverify.workspace import current_stream
-
-Scale = torch.Tensor | float | None
 
 _kv_codes: dict[tuple[torch.dtype, str | None], int] = {}
 
@@ -85,7 +85,7 @@ def append(
         device = key.device
     except (AttributeError, TypeError):
         check_tensor("key", key, "tokens, kv_heads, head_dim")
-        check_tensor("k_cache", k_cache, "pages, page_size, kv_heads, head_dim")
+        check_tensor("k_cache", k_cache, CACHE_AXES)
         cache_code(k_cache.dtype, kv_dtype)
         raise
     if kv_code is None:
@@ -98,7 +98,7 @@ def append(
         )  # fmt: skip
     k_bytes, v_bytes = k_cache, v_cache
     if not FLOAT8_IN_DLPACK:
-        k_bytes, v_bytes = float8_bytes(k_cache), float8_bytes(v_cache)
+        k_bytes, v_bytes = float8_bytes(k_cache, v_cache)
     _native.append_kv(
         key, value, k_bytes, v_bytes, slot_mapping, k_dequant_scale, v_dequant_scale, kv_code,
         runtime.get_num_threads(), current_stream(device),

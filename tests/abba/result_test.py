@@ -293,7 +293,9 @@ def test_the_terminal_shows_the_numbers(measured):
     assert f"{result['arms']['B']['relative_l2']:.4e}" in done.stdout
     assert "FP16 rounding floor" in done.stdout and "byte floor" in done.stdout
     assert "peer" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) < 200
+    *lines, last = done.stdout.splitlines()
+    assert max(map(len, lines)) < 200
+    assert last.startswith("abba.json, abba.md, abba.png are in /")
     assert done.stderr == ""
 
 

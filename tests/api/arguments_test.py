@@ -4,7 +4,7 @@ Each message names the argument, shows the value found and says what is accepted
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -99,6 +99,8 @@ ATTENTION: list[Bad] = [
     ("k_cache", zeros(6, 16, 2, 64, dtype=torch.int8), UNSUPPORTED, "int8"),
     ("k_cache", fp8(6, 16, 2, 64).view(torch.float8_e5m2), INVALID, "v_cache: dtype"),
     ("v_cache", zeros(6, 16, 2, 64), INVALID, "dtype torch.float16; accepted: the dtype of k_"),
+    ("v_cache", zeros(5, 16, 2, 64, dtype=torch.uint8), INVALID, "dtype torch.uint8; accepted"),
+    ("v_cache", fp8(5, 16, 2, 64).view(torch.float8_e5m2), INVALID, "dtype torch.float8_e5m2"),
     ("v_cache", zeros(6, 16, 2, 64, dtype=torch.uint16), INVALID, "dtype torch.uint16"),
     ("page_table", torch.zeros(2, 4), INVALID, "dtype float32; accepted: int32"),
     ("page_table", torch.zeros(2, 4, dtype=torch.int64), INVALID, "dtype int64; accepted: int32"),
@@ -239,6 +241,7 @@ APPEND: list[Bad] = [
     ("k_cache", torch.zeros(3, 16, 2, 64), UNSUPPORTED, "float32"),
     ("k_cache", torch.zeros(3, 16, 2, 64, dtype=torch.uint8), INVALID, "and k_cache is uint8"),
     ("v_cache", zeros(3, 16, 2, 64), INVALID, "dtype torch.float16; accepted: the dtype of k_"),
+    ("v_cache", zeros(3, 16, 2, 64, dtype=torch.uint8), INVALID, "dtype torch.uint8; accepted"),
     ("slot_mapping", torch.zeros(3), INVALID, "dtype float32; accepted: int32 or int64"),
     ("slot_mapping", torch.zeros(3, dtype=torch.int16), INVALID, "dtype torch.int16"),
     ("key", torch.zeros(3, 1, 64), INVALID, "axis 1 has 1 elements; accepted: 2 (kv_heads"),
@@ -265,11 +268,14 @@ APPEND: list[Bad] = [
 ]
 
 
-def name_of(bad: Bad) -> str:
-    value = bad[1]
-    if isinstance(value, torch.Tensor):
-        return f"{bad[0]}-{list(value.shape)}-{value.dtype}"
-    return f"{bad[0]}-{value!r:.20}"
+def names_of(cases_of_bad: Sequence[Bad]) -> list[str]:
+    """Numbered, so that two tensors of one shape and dtype have names of their own."""
+    names = []
+    for number, (argument, value, _, _) in enumerate(cases_of_bad):
+        tensor = isinstance(value, torch.Tensor)
+        what = f"{list(value.shape)}-{value.dtype}" if tensor else f"{value!r:.20}"
+        names.append(f"{number}-{argument}-{what}")
+    return names
 
 
 def assert_message(error: Exception, argument: str, words: str) -> None:
@@ -303,41 +309,40 @@ def assert_refused(
             assert torch.equal(before[written_name], after[written_name]), written_name
 
 
-@pytest.mark.parametrize("bad", ATTENTION, ids=name_of)
+@pytest.mark.parametrize("bad", ATTENTION, ids=names_of(ATTENTION))
 def test_attention(bad: Bad) -> None:
     arguments = attention_arguments()
     arguments["out"] = cases.poisoned_storage(torch.float16, 4, 4, 64)
     assert_refused(fv.paged_attention, arguments, bad, "out")
 
 
-@pytest.mark.parametrize("bad", APPEND, ids=name_of)
+@pytest.mark.parametrize("bad", APPEND, ids=names_of(APPEND))
 def test_append(bad: Bad) -> None:
     assert_refused(fv.append_kv, append_arguments(), bad, "k_cache", "v_cache")
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        *(
-            (name, value, INVALID, f"{type(value).__name__}; accepted: a torch.Tensor")
-            for name in ("outs", "lses")
-            for value in (*NOT_TENSORS, None)
-        ),
-        ("outs", torch.zeros(2, 3, 64), INVALID, "shape [2, 3, 64]; accepted: rank 4"),
-        ("lses", torch.zeros(2, 3, 4, 1), INVALID, "accepted: rank 3"),
-        ("outs", torch.zeros(0, 3, 4, 64), INVALID, "axis 0 (states) has 0 elements"),
-        ("outs", torch.zeros(2, 3, 0, 64), INVALID, "axis 2 (heads) has 0 elements"),
-        ("outs", torch.zeros(2, 3, 4, 0), INVALID, "axis 3 (head_dim) has 0 elements"),
-        ("outs", torch.zeros(2, 3, 5, 64), INVALID, "lses: axis 2 has 4 elements; accepted: 5"),
-        ("lses", torch.zeros(3, 3, 4), INVALID, "axis 0 has 3 elements; accepted: 2"),
-        ("outs", zeros(2, 3, 4, 64), INVALID, "dtype float16; accepted: float32"),
-        ("outs", torch.zeros(2, 3, 4, 64).double(), INVALID, "dtype torch.float64"),
-        ("lses", zeros(2, 3, 4), INVALID, "dtype float16; accepted: float32"),
-        ("outs", every_second(torch.zeros(2, 3, 4, 64)), INVALID, "stride 2; accepted: 1"),
-        ("outs", torch.zeros(2, 3, 4, 64, device="meta"), INVALID, "meta"),
-    ],
-    ids=name_of,
-)
+MERGE: list[Bad] = [
+    *(
+        (name, value, INVALID, f"{type(value).__name__}; accepted: a torch.Tensor")
+        for name in ("outs", "lses")
+        for value in (*NOT_TENSORS, None)
+    ),
+    ("outs", torch.zeros(2, 3, 64), INVALID, "shape [2, 3, 64]; accepted: rank 4"),
+    ("lses", torch.zeros(2, 3, 4, 1), INVALID, "accepted: rank 3"),
+    ("outs", torch.zeros(0, 3, 4, 64), INVALID, "axis 0 (states) has 0 elements"),
+    ("outs", torch.zeros(2, 3, 0, 64), INVALID, "axis 2 (heads) has 0 elements"),
+    ("outs", torch.zeros(2, 3, 4, 0), INVALID, "axis 3 (head_dim) has 0 elements"),
+    ("outs", torch.zeros(2, 3, 5, 64), INVALID, "lses: axis 2 has 4 elements; accepted: 5"),
+    ("lses", torch.zeros(3, 3, 4), INVALID, "axis 0 has 3 elements; accepted: 2"),
+    ("outs", zeros(2, 3, 4, 64), INVALID, "dtype float16; accepted: float32"),
+    ("outs", torch.zeros(2, 3, 4, 64).double(), INVALID, "dtype torch.float64"),
+    ("lses", zeros(2, 3, 4), INVALID, "dtype float16; accepted: float32"),
+    ("outs", every_second(torch.zeros(2, 3, 4, 64)), INVALID, "stride 2; accepted: 1"),
+    ("outs", torch.zeros(2, 3, 4, 64, device="meta"), INVALID, "meta"),
+]
+
+
+@pytest.mark.parametrize("bad", MERGE, ids=names_of(MERGE))
 def test_merge(bad: Bad) -> None:
     arguments = {"outs": torch.zeros(2, 3, 4, 64), "lses": torch.zeros(2, 3, 4)}
     assert_refused(fv.merge_states, arguments, bad)

@@ -46,20 +46,21 @@ def test_one_hot_scores(size: float, route: str, backend: backends.Backend) -> N
 
 
 @functools.cache
-def _of_zero_queries(sign: int) -> tolerances.Expected:
+def _of_zero_queries(sign: int, softcap: float) -> tolerances.Expected:
     request = cases.random_request(5, q_len=3, seq_len=3000, **SHAPE)
     q = sign * torch.zeros_like(request.q)
-    return tolerances.expected(cases.paged([cases.Request(q, request.k, request.v)]))
+    zero = cases.Request(q, request.k, request.v)
+    return tolerances.expected(cases.paged([zero], softcap=softcap))
 
 
+@pytest.mark.parametrize(("sign", "softcap"), [(1, 0.0), (-1, 0.0), (1, 30.0), (1, 1e-39)])
 @ROUTES
 @backends.on_every_backend
-def test_equal_scores(route: str, backend: backends.Backend) -> None:
+def test_equal_scores(sign: int, softcap: float, route: str, backend: backends.Backend) -> None:
     """The mean of the values, and log(n)."""
-    for sign in (1, -1):
-        result = check(_of_zero_queries(sign), backend, route)
-        counts = torch.tensor([2998.0, 2999.0, 3000.0]).log()[:, None].expand(3, 4)
-        torch.testing.assert_close(result.lse, counts, rtol=2.0**-21, atol=0)
+    result = check(_of_zero_queries(sign, softcap), backend, route)
+    counts = torch.tensor([2998.0, 2999.0, 3000.0]).log()[:, None].expand(3, 4)
+    torch.testing.assert_close(result.lse, counts, rtol=2.0**-21, atol=0)
 
 
 @functools.cache
@@ -142,6 +143,18 @@ def test_saturated_softcap(route: str, backend: backends.Backend) -> None:
 def test_extreme_value_scales(value_scale: float, route: str, backend: backends.Backend) -> None:
     """FP32 output keeps them; the scale multiplies FP32 before the one rounding."""
     check(_of_options(2, 300, v_dequant_scale=value_scale), backend, route)
+
+
+@FP32_ROUTES
+@backends.on_every_backend
+def test_value_scale_at_the_end_of_the_normal_range(route: str, backend: backends.Backend) -> None:
+    """The output is a normal number, though the scale over the number of keys is none."""
+    q = torch.ones((1, 1, 64), dtype=torch.float16)
+    k = torch.ones((3000, 1, 64), dtype=torch.float16)
+    v = torch.full((3000, 1, 64), 448.0, dtype=torch.float16)
+    case = cases.paged([cases.Request(q, k, v)], v_dequant_scale=2.0**-126)
+    out = backends.attend(case, backend, route=route, out_dtype=torch.float32).out
+    torch.testing.assert_close(out / 2.0**-126, torch.full_like(out, 448.0), rtol=1e-6, atol=0)
 
 
 @FP32_ROUTES

@@ -48,6 +48,41 @@ def test_page_table_beyond_the_last_page(route: str, backend: backends.Backend) 
 
 @ROUTES
 @backends.on_every_backend
+def test_keys_before_the_window(route: str, backend: backends.Backend) -> None:
+    """Keys that have left every row's window turn NaN; their pages go to somebody else."""
+    for window in (1, 40, 500):
+        request = cases.random_request(3, q_len=4, seq_len=1100, **SHAPE)
+        case = cases.paged([request], window=window, page_size=16)
+        clean = backends.attend(case, backend, route=route)
+        gone = 1100 - 3 - window
+        k, v = request.k.clone(), request.v.clone()
+        for tensor in (k, v):
+            cases.bits(tensor)[:gone] = 0x7F
+        poisoned = cases.paged([cases.Request(request.q, k, v)], window=window, page_size=16)
+        backends.assert_same_bits(backends.attend(poisoned, backend, route=route), clean, window)
+        moved = case.page_table.clone()
+        moved[:, : gone // 16] = case.page_table[0, gone // 16]
+        moved = dataclasses.replace(case, page_table=moved)
+        backends.assert_same_bits(backends.attend(moved, backend, route=route), clean, window)
+
+
+@ROUTES
+@backends.on_every_backend
+def test_page_table_before_the_window(route: str, backend: backends.Backend) -> None:
+    """Entries of pages that have left every row's window: engines free those pages."""
+    request = cases.random_request(3, q_len=4, seq_len=1100, **SHAPE)
+    case = cases.paged([request], window=40, page_size=16)
+    clean = backends.attend(case, backend, route=route)
+    first_used = (1100 - 3 - 40) // 16
+    for freed in (-1, 2**31 - 1, 0):
+        page_table = case.page_table.clone()
+        page_table[0, :first_used] = freed
+        moved = dataclasses.replace(case, page_table=page_table)
+        backends.assert_same_bits(backends.attend(moved, backend, route=route), clean, freed)
+
+
+@ROUTES
+@backends.on_every_backend
 def test_requests_of_nothing_between_others(route: str, backend: backends.Backend) -> None:
     """No keys, no rows, or neither: the neighbours' rows keep their bits."""
     full = [cases.random_request(seed, q_len=4, seq_len=90 + seed, **SHAPE) for seed in range(3)]

@@ -194,6 +194,18 @@ def test_page_sizes(page_size: int, backend: backends.Backend) -> None:
     check_all_routes(expected.case, backend, expected)
 
 
+@pytest.mark.parametrize("q_len", [1, 8])
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@backends.on_every_device
+def test_no_page_size_leaves_the_grouped_route(
+    page_size: int, q_len: int, backend: backends.Backend
+) -> None:
+    """Without a route named, one token included, whatever the model's page size is."""
+    case = cases.paged([cases.random_request(6, q_len=q_len, seq_len=70)], page_size=page_size)
+    fv.paged_attention(**backends.arguments(case, backend.device))
+    assert str(fv.last_route()) == "grouped_fp32"
+
+
 def _spread(tensor: torch.Tensor) -> torch.Tensor:
     """The same contents in rows and heads that are strided, poison between them."""
     rows, heads, dim = tensor.shape
@@ -225,6 +237,24 @@ def test_strided_queries_and_tables(q_dtype: torch.dtype, backend: backends.Back
     for route in backends.routes_for(case):
         plain, spread = (backends.attend(c, backend, route=route) for c in (case, strided))
         backends.assert_same_bits(spread, plain, route)
+
+
+@pytest.mark.parametrize("out_dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 96, 33])
+@backends.on_every_device
+def test_strided_output(out_dtype: torch.dtype, head_dim: int, backend: backends.Backend) -> None:
+    """Rows and heads of the output may lie apart; what lies between them is not touched."""
+    request = cases.random_request(4, q_len=3, seq_len=70, q_heads=4, head_dim=head_dim)
+    case = cases.paged([request])
+    route = "scalar_fp32"
+    plain = backends.attend(case, backend, route=route, out_dtype=out_dtype)
+    storage = cases.poisoned_storage(out_dtype, 4, 7, head_dim + 3).to(backend.device)
+    out = storage[1:, 1:5, 3:]
+    arguments = backends.arguments(case, backend.device)
+    fv.paged_attention(**arguments, out=out, route=fv.Route(route))
+    wanted = cases.poisoned_storage(out_dtype, 4, 7, head_dim + 3)
+    wanted[1:, 1:5, 3:] = plain.out
+    assert torch.equal(cases.bits(storage.cpu()), cases.bits(wanted))
 
 
 @backends.on_every_backend

@@ -1,11 +1,15 @@
 """What surrounds a row changes none of its bits: batch, placement, threads, heads, callers."""
 
+import contextlib
+import ctypes
 import dataclasses
 import functools
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+import flashverify as fv
 from tests.support import backends, cases
 
 FP32_ROUTES = pytest.mark.parametrize("route", backends.FP32_ROUTES)
@@ -132,30 +136,86 @@ def test_repeated_calls(route: str, backend: backends.Backend) -> None:
         backends.assert_same_bits(_attend(case, backend, route), first)
 
 
-@pytest.mark.parametrize("kv_dtype", cases.CACHE_DTYPES)
-@pytest.mark.parametrize("route", backends.FP32_ROUTES)
-@backends.on_every_backend
-def test_callers_denormal_mode(kv_dtype: str, route: str, backend: backends.Backend) -> None:
-    """A caller with flush-to-zero and denormals-are-zero gets the bits of one without.
-
-    Small queries and values, and scores that reach down to exp(-100), so that
-    subnormal codes, weights and products occur.
-    """
-    request = cases.random_request(31, q_len=4, seq_len=1100, q_heads=2, kv_dtype=kv_dtype)
-    small = cases.to_cache_dtype(
-        torch.randn(request.v.shape, generator=torch.Generator().manual_seed(1)) * 2.0**-7,
-        kv_dtype,
-    )
-    request = cases.Request(request.q, request.k, small)
-    case = cases.paged([request], scale=4.0, v_dequant_scale=2.0**-120)
-    usual = {threads: _attend(case, backend, route, threads=threads) for threads in (1, 2)}
+@contextlib.contextmanager
+def flush_denormals() -> Iterator[None]:
+    """The caller's thread flushes subnormal results to zero and reads subnormals as zero."""
     assert torch.set_flush_denormal(True)
     try:
-        flushed = {threads: _attend(case, backend, route, threads=threads) for threads in (1, 2)}
+        yield
     finally:
         torch.set_flush_denormal(False)
-    for threads in (1, 2):
-        backends.assert_same_bits(flushed[threads], usual[threads], f"{threads} threads")
+
+
+@contextlib.contextmanager
+def round_upward() -> Iterator[None]:
+    """The caller's thread rounds towards +infinity."""
+    libm = ctypes.CDLL("libm.so.6")
+    upward = 0x800  # FE_UPWARD on x86
+    before = libm.fegetround()
+    assert libm.fesetround(upward) == 0
+    try:
+        yield
+    finally:
+        libm.fesetround(before)
+
+
+MODES = pytest.mark.parametrize("mode", [flush_denormals, round_upward])
+
+
+@functools.cache
+def _subnormal_everywhere(kv_dtype: str) -> cases.Case:
+    """Small values, and scores down to exp(-100): subnormal codes, weights and products."""
+    request = cases.random_request(31, q_len=4, seq_len=1100, q_heads=2, kv_dtype=kv_dtype)
+    noise = torch.randn(request.v.shape, generator=torch.Generator().manual_seed(1))
+    values = cases.to_cache_dtype(noise * 2.0**-7, kv_dtype)
+    small = cases.Request(request.q, request.k, values)
+    return cases.paged([small], scale=4.0, v_dequant_scale=2.0**-120)
+
+
+@MODES
+@pytest.mark.parametrize("kv_dtype", cases.CACHE_DTYPES)
+@pytest.mark.parametrize("threads", [1, 2])
+@FP32_ROUTES
+@backends.on_every_backend
+def test_callers_floating_point_mode(
+    mode: Callable[[], contextlib.AbstractContextManager[None]],
+    kv_dtype: str,
+    threads: int,
+    route: str,
+    backend: backends.Backend,
+) -> None:
+    """Threads of the pool have their own mode: a caller's may not make a difference."""
+    case = _subnormal_everywhere(kv_dtype)
+    usual = _attend(case, backend, route, threads=threads)
+    tiny = (usual.out != 0) & (usual.out.abs() < 2.0**-126)
+    assert tiny.any(), "subnormal outputs occur"
+    with mode():
+        unusual = _attend(case, backend, route, threads=threads)
+    backends.assert_same_bits(unusual, usual)
+
+
+@MODES
+@pytest.mark.parametrize("kv_dtype", cases.CACHE_DTYPES)
+def test_callers_floating_point_mode_in_append_and_merge(
+    mode: Callable[[], contextlib.AbstractContextManager[None]], kv_dtype: str
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    patterns = torch.randint(-(2**31), 2**31, (64, 1, 64), generator=generator)
+    rows = patterns.to(torch.int32).view(torch.float32)
+    outs = torch.randn((3, 4, 2, 64), generator=generator) * 2.0**-126
+    lses = torch.randn((3, 4, 2), generator=generator) * 40
+
+    def run() -> list[torch.Tensor]:
+        caches = [
+            cases.poisoned_storage(cases.CACHE_DTYPES[kv_dtype], 4, 16, 1, 64) for _ in range(2)
+        ]
+        fv.append_kv(rows, rows, *caches, torch.arange(64), k_dequant_scale=0.3)
+        return [cases.bits(tensor) for tensor in (*caches, *fv.merge_states(outs, lses))]
+
+    usual = run()
+    with mode():
+        unusual = run()
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(unusual, usual, strict=True))
 
 
 @FP32_ROUTES

@@ -121,17 +121,19 @@ def test_the_ops_raise_the_same_errors() -> None:
 
 
 def test_fake_tensors() -> None:
-    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
-        fake = {
-            name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
-            for name, value in arguments().items()
-        }
+    mode = FakeTensorMode()
+    fake = {
+        name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+        for name, value in arguments().items()
+    }
+    appended = [mode.from_tensor(tensor) for tensor in append_arguments()]
+    with mode:
         out, lse = fv.paged_attention(**fake, k_dequant_scale=0.5, return_lse=True)
         assert (out.shape, out.dtype, out.stride()) == ((4, 4, 64), torch.float16, (256, 64, 1))
         assert (lse.shape, lse.dtype) == ((4, 4), torch.float32)
-        given = mode.from_tensor(torch.empty(4, 4, 64))
+        given = torch.empty(4, 4, 64)
         assert fv.paged_attention(**fake, out=given) is given
-        fv.append_kv(*map(mode.from_tensor, append_arguments()))
+        fv.append_kv(*appended)
         merged = fv.merge_states(torch.empty(3, 2, 4, 8), torch.empty(3, 2, 4))
         assert [tensor.shape for tensor in merged] == [(2, 4, 8), (2, 4)]
     # Outside of the mode, too, they go where fakes go.
@@ -184,6 +186,19 @@ def test_tracing_records_the_op() -> None:
 
     traced = make_fx(attend)(named["q"])
     assert "flashverify.paged_attention" in traced.code
+    other = torch.randn_like(named["q"])
+    assert torch.equal(traced(other), attend(other))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_jit_tracing_records_the_op() -> None:
+    """A call that the tracer did not see would be baked in as a constant."""
+    named = arguments()
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return fv.paged_attention(**(named | {"q": q}))
+
+    traced = torch.jit.trace(attend, (named["q"],), check_trace=False)
     other = torch.randn_like(named["q"])
     assert torch.equal(traced(other), attend(other))
 

@@ -38,7 +38,6 @@ def _run(options: Options) -> ExitCode:
     except BaseException:
         folder.abandon()
         raise
-    print(report.for_terminal(result))
     try:
         folder.write({name: text.encode() for name, text in zip(FILES, contents, strict=True)})
     except OSError as error:
@@ -46,6 +45,7 @@ def _run(options: Options) -> ExitCode:
         return _failed(
             f"error: cannot write to {folder.path}: {error.strerror}", ExitCode.WRITE_FAILED
         )
+    print(report.for_terminal(result))
     print(f"\n{', '.join(FILES)} are in {folder.path}")
     return ExitCode.DONE
 

@@ -26,7 +26,7 @@ def main() -> int:
     if environment.site_packages not in origin.parents:
         print(f"{PACKAGE} would be imported from {origin}, not from the wheel", file=sys.stderr)
         return 1
-    command = [environment.python, "tools/pytest_main.py", *pytest_arguments]
+    command = [str(environment.python), "tools/pytest_main.py", *pytest_arguments]
     return subprocess.run(command, env=environment.variables()).returncode
 
 

@@ -1,6 +1,6 @@
 """One run from options to result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import torch
@@ -133,18 +133,25 @@ def _measure(
             repetitions=options.blocks,
             step=bar.update,
         )
-    read = summarise(rates.read_gb_s).median, max(rates.read_gb_s)
-    matmul = summarise(rates.matmul_gflop_s).median, max(rates.matmul_gflop_s)
     return Measurement(
         arms=arm_results,
         fp16_rounding_floor=reference.fp16_rounding_floor(exact),
         fp32_relative_l2=reference.compare(single, exact).relative_l2,
-        read_gb_s=Rate(read[1], read[0], case.kv_live_bytes / read[1] / 1e3),
-        matmul_gflop_s=Rate(matmul[1], matmul[0], case.flops / matmul[1] / 1e3),
+        read_gb_s=_rate(rates.read_gb_s, case.kv_live_bytes),
+        matmul_gflop_s=_rate(rates.matmul_gflop_s, case.flops),
         ratio=paired_ratio([block.ratio_b_over_a() for block in blocks], options.seed),
         blocks=blocks,
         timer=timer.description,
         inputs=inputs.source,
         inputs_sha256=inputs.sha256(),
         peers=peer_results,
+    )
+
+
+def _rate(samples_giga_per_s: Sequence[float], amount: int) -> Rate:
+    best = max(samples_giga_per_s)
+    return Rate(
+        best=best,
+        median=summarise(samples_giga_per_s).median,
+        floor_us=amount / best * 1e-3,
     )

@@ -98,14 +98,15 @@ def check_this_process(reports: dict[str, probe.Report]) -> None:
     known = {}
     for file in report["files"]:
         known[probe.identity(Path(file["path"]).stat())] = file["sha256"]
-    names = {file["name"] for file in report["files"]}
     try:
-        here = [file for file in probe.mapped_native_files(known) if file["name"] in names]
+        here = probe.mapped_native_files(known)
     except RuntimeError as error:
         raise NotRunError(str(error)) from error
-    differences = compare({arm: report["files"], "this process": here})
-    if differences:
-        raise NativeMismatchError(differences, reports)
+    mapped = {(file["name"], file["sha256"]) for file in here}
+    missing = {f["name"] for f in report["files"] if (f["name"], f["sha256"]) not in mapped}
+    if missing:
+        compared = compare({arm: report["files"], "this process": here})
+        raise NativeMismatchError([d for d in compared if d.name in missing], reports)
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ def paired_ratio(block_ratios: Sequence[float], seed: int) -> Ratio:
     if len(ratios) < 2:
         return Ratio(median, None)
     generator = np.random.default_rng(seed)
-    medians = []
+    medians: list[float] = []
     while len(medians) < RESAMPLES:
         # So many at a time that the picks of a run with many blocks fit memory.
         count = min(RESAMPLES - len(medians), 1 + 10**6 // len(ratios))
