@@ -44,7 +44,7 @@ SCHEMA = {
         "extension_sha256": str,
         "build_id": str,
         "arms_identical": bool,
-        "files": [{"name": str, "path": str, "sha256": str, "size_bytes": int}],
+        "files": [{"name": str, "sha256": str, "size_bytes": int}],
         "differences": [],
     },
     "environment": {

@@ -133,7 +133,12 @@ class Result:
             "extension_sha256": report["extension_sha256"] if report else None,
             "build_id": report["build_id"] if report else None,
             "arms_identical": not self.differences if report else None,
-            "files": report["files"] if report and not self.differences else [],
+            # By name and digest: a result is for others to read, and where the files
+            # lay on this machine tells them nothing.
+            "files": [
+                {key: file[key] for key in ("name", "sha256", "size_bytes")}
+                for file in (report["files"] if report and not self.differences else [])
+            ],
             "differences": [dataclasses.asdict(difference) for difference in self.differences],
         }
 
