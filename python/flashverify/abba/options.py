@@ -84,8 +84,19 @@ class Options:
         values["peers"] = list(self.peers)
         for name in ("arm_a_root", "arm_b_root", "cache", "out"):
             path = getattr(self, name)
-            values[name] = None if path is None else str(path)
+            values[name] = None if path is None else _as_seen(path)
         return values
+
+
+def _caller_folder() -> Path:
+    """Where the user stands, which `bazel run` leaves for the runfiles."""
+    return Path(os.environ.get("BUILD_WORKING_DIRECTORY") or Path.cwd())
+
+
+def _as_seen(path: Path) -> str:
+    """A path for others to read: from the caller's folder, where it lies below that."""
+    folder = _caller_folder().absolute()
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
 
 
 def _define() -> flags.FlagValues:
@@ -160,7 +171,7 @@ def parse(arguments: Sequence[str]) -> Options:
         return found
 
     # `bazel run` starts the program in its runfiles and says where the caller stood.
-    caller_folder = Path(os.environ.get("BUILD_WORKING_DIRECTORY") or Path.cwd())
+    caller_folder = _caller_folder()
 
     def path(name: str) -> Path | None:
         text = str(value(name))
