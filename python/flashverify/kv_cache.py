@@ -12,6 +12,7 @@ from flashverify._arguments import (
     cache_code,
     check_tensor,
     float8_bytes,
+    refuse_negated,
     scale_tensor,
 )
 from flashverify._dispatch import may_differentiate, must_dispatch, refuse_autograd
@@ -96,6 +97,10 @@ def append(
             key=key, value=value, k_cache=k_cache, v_cache=v_cache,
             k_dequant_scale=k_dequant_scale, v_dequant_scale=v_dequant_scale,
         )  # fmt: skip
+    refuse_negated(
+        ("key", "value", "k_cache", "v_cache", "slot_mapping"),
+        (key, value, k_cache, v_cache, slot_mapping),
+    )
     k_bytes, v_bytes = k_cache, v_cache
     if not FLOAT8_IN_DLPACK:
         k_bytes, v_bytes = float8_bytes(k_cache, v_cache)

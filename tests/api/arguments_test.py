@@ -417,3 +417,35 @@ def test_positional_options_are_refused() -> None:
         fv.paged_attention(*arguments.values(), None)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="unexpected keyword argument 'kv_scale'"):
         fv.paged_attention(**arguments, kv_scale=1.0)
+
+
+def test_softcap_that_float32_has_not() -> None:
+    """It would underflow to 0, which means none: the opposite of what was asked."""
+    with pytest.raises(fv.InvalidArgumentError, match=r"softcap: 1e-50; accepted: 0 for none"):
+        fv.paged_attention(**attention_arguments() | {"softcap": 1e-50})
+
+
+@pytest.mark.parametrize("name", ["q", "v_cache", "out"])
+def test_attention_of_negated_views(name: str) -> None:
+    """torch's negative bit does not travel through DLPack: the sign would be lost."""
+    arguments = attention_arguments()
+    arguments["out"] = torch.zeros(4, 4, 64)
+    arguments[name] = torch._neg_view(torch.zeros(arguments[name].shape, dtype=torch.float16))
+    if name == "v_cache":
+        arguments["k_cache"] = torch.zeros(arguments["v_cache"].shape, dtype=torch.float16)
+    with pytest.raises(fv.InvalidArgumentError, match=f"{name}: .*negative bit; accepted: "):
+        fv.paged_attention(**arguments)
+
+
+def test_append_of_negated_views() -> None:
+    arguments = append_arguments()
+    arguments["key"] = torch._neg_view(arguments["key"])
+    with pytest.raises(fv.InvalidArgumentError, match=r"key: .*negative bit; accepted: "):
+        fv.append_kv(**arguments)
+
+
+def test_sparse_query() -> None:
+    arguments = attention_arguments()
+    arguments["q"] = arguments["q"].to_sparse()
+    with pytest.raises(fv.InvalidArgumentError, match=r"q: .*; accepted: "):
+        fv.paged_attention(**arguments)
