@@ -98,9 +98,12 @@ def append(
             k_dequant_scale=k_dequant_scale, v_dequant_scale=v_dequant_scale,
         )  # fmt: skip
     refuse_negated(
-        ("key", "value", "k_cache", "v_cache", "slot_mapping"),
-        (key, value, k_cache, v_cache, slot_mapping),
-    )
+        (
+            "key", "value", "k_cache", "v_cache", "slot_mapping", "k_dequant_scale",
+            "v_dequant_scale",
+        ),
+        (key, value, k_cache, v_cache, slot_mapping, k_dequant_scale, v_dequant_scale),
+    )  # fmt: skip
     k_bytes, v_bytes = k_cache, v_cache
     if not FLOAT8_IN_DLPACK:
         k_bytes, v_bytes = float8_bytes(k_cache, v_cache)

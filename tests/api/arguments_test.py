@@ -442,6 +442,11 @@ def test_append_of_negated_views() -> None:
     arguments["key"] = torch._neg_view(arguments["key"])
     with pytest.raises(fv.InvalidArgumentError, match=r"key: .*negative bit; accepted: "):
         fv.append_kv(**arguments)
+    arguments = append_arguments() | {"k_dequant_scale": torch._neg_view(torch.ones(1))}
+    with pytest.raises(
+        fv.InvalidArgumentError, match=r"k_dequant_scale: .*negative bit; accepted: "
+    ):
+        fv.append_kv(**arguments)
 
 
 def test_sparse_query() -> None:
