@@ -1,0 +1,4 @@
+"""flashverify inside inference engines: one subpackage for each engine.
+
+Importing this package imports no engine.
+"""
