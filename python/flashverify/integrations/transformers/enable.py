@@ -1,0 +1,208 @@
+"""One call that gives a model flashverify's attention and paged cache."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types_and_kwargs
+
+from flashverify import proof
+from flashverify.dtypes import KVScales, resolve_kv_cache_dtype
+from flashverify.errors import InvalidArgumentError, UnsupportedError
+from flashverify.integrations.row_invariant_linear import RowInvariantLinears
+from flashverify.integrations.transformers import attention, versions
+from flashverify.integrations.transformers.paged_layer import PagedLayer
+from flashverify.routing import PAGE_SIZES, Route
+
+_PAGED = ("full_attention", "sliding_attention")
+# Layers without keys: transformers' own states serve them.
+_KEYLESS = ("linear_attention", "conv", "mamba", "moe", "mlp")
+
+
+class Integration:
+    """A model that runs flashverify's attention, until `disable` or the end of a ``with``."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        kv_cache_dtype: str,
+        page_size: int,
+        kv_scales: Sequence[KVScales | None] | None,
+        route: Route | str | None,
+        row_invariant_linears: bool,
+    ) -> None:
+        """Changes the model; see `enable`."""
+        versions.check()
+        self.model = model
+        self._kv_cache_dtype = kv_cache_dtype
+        self._page_size = page_size
+        self._route = None if route is None else proof.parse_route(route)
+        self._text_config = _text_config(model)
+        self._layers = _layer_types(self._text_config)
+        if page_size not in PAGE_SIZES:
+            raise InvalidArgumentError(
+                f"page_size: {page_size!r}; accepted: {PAGE_SIZES[0]} to {PAGE_SIZES[-1]}"
+            )
+        resolve_kv_cache_dtype(kv_cache_dtype, model_dtype=model.dtype, device=model.device)
+        if kv_scales is not None and len(kv_scales) != len(self._layers):
+            raise InvalidArgumentError(
+                f"kv_scales: {len(kv_scales)} elements; accepted: {len(self._layers)}, one for "
+                "each layer"
+            )
+        self._kv_scales = kv_scales or [None] * len(self._layers)
+        if "generate" in vars(model):
+            raise InvalidArgumentError(
+                "model: its generate was replaced already; accepted: a model that enable() was "
+                "not called with, or that was disabled since"
+            )
+        self._linears = RowInvariantLinears(model) if row_invariant_linears else None
+        self._implementation_before = self._text_config._attn_implementation
+        attention.register()
+        self._set_attention(attention.ATTENTION_NAME)
+        if self._text_config._attn_implementation != attention.ATTENTION_NAME:
+            if self._linears is not None:
+                self._linears.restore()
+            raise UnsupportedError(
+                f"model: {type(model).__name__} does not let its attention be set; accepted: a "
+                "model whose attention goes through transformers' AttentionInterface"
+            )
+        self._forward_signature = inspect.signature(model.forward)
+        self._hook = model.register_forward_pre_hook(self._give_cache, with_kwargs=True)
+        model.generate = self._wrap_generate(model.generate)
+
+    def new_cache(self) -> Cache:
+        """An empty cache for the model: a `PagedLayer` for each layer that has keys."""
+        return Cache(
+            layers=[
+                PagedLayer(
+                    kv_cache_dtype=self._kv_cache_dtype,
+                    page_size=self._page_size,
+                    scales=scales,
+                    route=self._route,
+                )
+                if kind in _PAGED
+                else DYNAMIC_LAYER_TYPE_MAPPING[kind](**arguments)
+                for (kind, arguments), scales in zip(self._layers, self._kv_scales, strict=True)
+            ]
+        )
+
+    def disable(self) -> None:
+        """Gives the model back what it had; a second call does nothing."""
+        if self.model.__dict__.pop("generate", None) is None:
+            return
+        self._hook.remove()
+        self._set_attention(self._implementation_before)
+        if self._linears is not None:
+            self._linears.restore()
+
+    def __enter__(self) -> Integration:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.disable()
+
+    def _set_attention(self, name: str) -> None:
+        config = self.model.config
+        if self._text_config is config:
+            self.model.set_attn_implementation(name)
+            return
+        # A vision tower beside the language model keeps its own attention.
+        key = next(key for key in config.sub_configs if getattr(config, key) is self._text_config)
+        self.model.set_attn_implementation({key: name})
+
+    def _wrap_generate(self, generate: Any) -> Any:
+        @functools.wraps(generate)
+        def with_paged_cache(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("past_key_values") is None:
+                kwargs["past_key_values"] = self.new_cache()
+            return generate(*args, **kwargs)
+
+        return with_paged_cache
+
+    def _give_cache(
+        self, _model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A forward pass without a cache gets one, so that its keys are quantised alike."""
+        bound = self._forward_signature.bind(*args, **kwargs)
+        if bound.arguments.get("past_key_values") is None:
+            bound.arguments["past_key_values"] = self.new_cache()
+        return bound.args, bound.kwargs
+
+
+def enable(
+    model: PreTrainedModel,
+    *,
+    kv_cache_dtype: str = "fp8",
+    page_size: int = 64,
+    kv_scales: Sequence[KVScales | None] | None = None,
+    route: Route | str | None = None,
+    row_invariant_linears: bool = False,
+) -> Integration:
+    """Gives a decoder model flashverify's attention and a paged cache.
+
+    `generate`, with prompt lookup and with an assistant too, and plain forward passes
+    then keep their keys and values in pages and attend them with FP32 state. Caches of
+    other classes are refused. Nothing is trained: gradients do not flow.
+
+    Args:
+      model: A decoder whose attention goes through transformers' `AttentionInterface`.
+      kv_cache_dtype: Storage of keys and values: "fp8" (E4M3), "fp8_e5m2", "float16",
+        "bfloat16", or "auto" for the model's own.
+      page_size: Tokens of a page.
+      kv_scales: Dequantisation scales of each layer, such as `kv_scales_from_checkpoint`
+        reads; None is 1.0.
+      route: The route of every call; None lets `plan_route` choose, which keeps FP32 state.
+      row_invariant_linears: Whether linear layers compute two rows where they are given
+        one, so that decoding and verifying a token are the same bits on a CPU; bfloat16
+        models only.
+
+    Returns:
+      The handle that undoes the change, and makes caches.
+
+    Raises:
+      InvalidArgumentError: An argument that cannot be used; the model is as it was.
+      UnsupportedError: A transformers release, a model or a layer that this does not serve.
+    """
+    return Integration(
+        model,
+        kv_cache_dtype=kv_cache_dtype,
+        page_size=page_size,
+        kv_scales=kv_scales,
+        route=route,
+        row_invariant_linears=row_invariant_linears,
+    )
+
+
+def _text_config(model: PreTrainedModel) -> Any:
+    if not isinstance(model, PreTrainedModel):
+        raise InvalidArgumentError(
+            f"model: {type(model).__name__}; accepted: a transformers PreTrainedModel"
+        )
+    if model.config.is_encoder_decoder:
+        raise UnsupportedError(
+            f"model: {type(model).__name__} has an encoder; accepted: decoders alone"
+        )
+    return model.config.get_text_config(decoder=True)
+
+
+def _layer_types(config: Any) -> list[tuple[str, dict[str, Any]]]:
+    kinds, arguments = get_layer_types_and_kwargs(config)
+    for index, kind in enumerate(kinds):
+        if kind not in (*_PAGED, *_KEYLESS):
+            raise UnsupportedError(
+                f"model: layer {index} is of type {kind}; accepted: "
+                f"{', '.join((*_PAGED, *_KEYLESS))}"
+            )
+    return list(zip(kinds, arguments, strict=True))
