@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types_and_kwargs
+from transformers.utils import ModelOutput
 
 from flashverify import proof
 from flashverify.dtypes import KVScales, resolve_kv_cache_dtype
@@ -74,7 +75,10 @@ class Integration:
                 "model whose attention goes through transformers' AttentionInterface"
             )
         self._forward_signature = inspect.signature(model.forward)
-        self._hook = model.register_forward_pre_hook(self._give_cache, with_kwargs=True)
+        self._hooks = (
+            model.register_forward_pre_hook(self._give_cache, with_kwargs=True),
+            model.register_forward_hook(_take_unwanted_cache),
+        )
         model.generate = self._wrap_generate(model.generate)
 
     def new_cache(self) -> Cache:
@@ -97,7 +101,8 @@ class Integration:
         """Gives the model back what it had; a second call does nothing."""
         if self.model.__dict__.pop("generate", None) is None:
             return
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._set_attention(self._implementation_before)
         if self._linears is not None:
             self._linears.restore()
@@ -125,7 +130,10 @@ class Integration:
     def _wrap_generate(self, generate: Any) -> Any:
         @functools.wraps(generate)
         def with_paged_cache(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("past_key_values") is None:
+            config = kwargs.get("generation_config") or self.model.generation_config
+            use_cache = kwargs.get("use_cache", config.use_cache)
+            # Without one, each step is a pass over the whole text, with a cache of its own.
+            if kwargs.get("past_key_values") is None and use_cache is not False:
                 kwargs["past_key_values"] = self.new_cache()
             return generate(*args, **kwargs)
 
@@ -137,7 +145,11 @@ class Integration:
         """A forward pass without a cache gets one, so that its keys are quantised alike."""
         bound = self._forward_signature.bind(*args, **kwargs)
         if bound.arguments.get("past_key_values") is None:
-            bound.arguments["past_key_values"] = self.new_cache()
+            cache = self.new_cache()
+            use_cache = bound.arguments.get("use_cache")
+            use_cache = self._text_config.use_cache if use_cache is None else use_cache
+            cache.is_unwanted = not use_cache
+            bound.arguments["past_key_values"] = cache
         return bound.args, bound.kwargs
 
 
@@ -183,6 +195,19 @@ def enable(
         route=route,
         row_invariant_linears=row_invariant_linears,
     )
+
+
+def _take_unwanted_cache(_model: torch.nn.Module, _args: object, output: Any) -> Any:
+    """Leaves the cache of a pass that was asked for none out of its output."""
+
+    def wanted(value: object) -> bool:
+        return not getattr(value, "is_unwanted", False)
+
+    if isinstance(output, ModelOutput):
+        if all(map(wanted, output.values())):
+            return output
+        return type(output)(**{name: value for name, value in output.items() if wanted(value)})
+    return tuple(filter(wanted, output)) if isinstance(output, tuple) else output
 
 
 def _text_config(model: PreTrainedModel) -> Any:

@@ -84,10 +84,14 @@ def _window(mask_function: Callable[..., Any]) -> int | None:
     if mask_function is masking_utils.causal_mask_function:
         return None
     # transformers hands a closure over, and no word of what it computes.
-    parts = _captured(mask_function).get("mask_functions", ())
-    if len(parts) == 2 and parts[1] is masking_utils.causal_mask_function:
-        overlay = masking_utils.sliding_window_overlay(1)
-        if getattr(parts[0], "__code__", None) is overlay.__code__:
+    both = masking_utils.and_masks(masking_utils.causal_mask_function)
+    window = masking_utils.sliding_window_overlay(1)
+    if _code(mask_function) is _code(both):
+        parts = _captured(mask_function)["mask_functions"]
+        if [_code(part) for part in parts] == [
+            _code(window),
+            _code(masking_utils.causal_mask_function),
+        ]:
             return int(_captured(parts[0])["sliding_window"])
     raise UnsupportedError(
         f"mask_function: {getattr(mask_function, '__qualname__', mask_function)!s}; accepted: "
@@ -95,9 +99,11 @@ def _window(mask_function: Callable[..., Any]) -> int | None:
     )
 
 
+def _code(function: Callable[..., Any]) -> object:
+    return getattr(function, "__code__", function)
+
+
 def _captured(function: Callable[..., Any]) -> dict[str, Any]:
-    if not inspect.isfunction(function):
-        return {}
     return dict(inspect.getclosurevars(function).nonlocals)
 
 
