@@ -75,13 +75,13 @@ class RowInvariantLinears:
         self._modules = found
         self.names = tuple(found)
         for module in found.values():
-            module.forward = _padded(module.forward)  # type: ignore[method-assign]
+            # An instance's attribute hides the method of its class.
+            vars(module)["forward"] = _padded(module.forward)
 
     def restore(self) -> None:
         """Gives the layers their own computation back; a second call does nothing."""
         for module in self._modules.values():
-            # An instance's attribute hides the method of its class.
-            del module.forward
+            del vars(module)["forward"]
         self._modules = {}
 
     def __enter__(self) -> RowInvariantLinears:

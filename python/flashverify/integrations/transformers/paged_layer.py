@@ -111,7 +111,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             )
         self._unwritten = (key_states, value_states)
         self._tokens += key_states.shape[2]
-        keys = key_states.as_subclass(LayerKeys)  # type: ignore[no-untyped-call]
+        keys = key_states.as_subclass(LayerKeys)
         keys.layer = self
         return keys, value_states
 
