@@ -62,6 +62,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--tag", required=True)
     parser.add_argument("--metadata", required=True, type=Path)
     parser.add_argument("--description", type=Path)
+    parser.add_argument("--entry_points", type=Path)
     parser.add_argument("--license", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--file", action="append", default=[], metavar="NAME=PATH")
     args = parser.parse_args(argv)
@@ -71,6 +72,8 @@ def main(argv: list[str]) -> None:
     licenses = named_files(args.license)
     dist_info = {f"licenses/{name}": text for name, text in licenses.items()}
     dist_info["METADATA"] = metadata_text(args, sorted(licenses)).encode()
+    if args.entry_points:
+        dist_info["entry_points.txt"] = args.entry_points.read_bytes()
     dist_info["WHEEL"] = wheel_text(args.tag).encode()
 
     # dist-info comes last, and RECORD at its end, so that a reader that streams

@@ -13,6 +13,7 @@ def arguments(tmp_path):
         "LICENSE": "all yours",
         "metadata.txt": "# a comment\nSummary: s\n\nRequires-Dist: numpy\n",
         "README.md": "# Read me\n",
+        "points.txt": "[engine.plugins]\na = a:register\n",
     }.items():
         (tmp_path / name).write_text(text)
     return [
@@ -46,6 +47,15 @@ def test_members(tmp_path, arguments):
             "Requires-Dist: numpy\nLicense-File: LICENSE\n"
             "Description-Content-Type: text/markdown\n\n# Read me\n"
         )
+
+
+def test_entry_points_are_members_of_dist_info(tmp_path, arguments):
+    out = tmp_path / "w.whl"
+    pack.main([f"--out={out}", *arguments, f"--entry_points={tmp_path / 'points.txt'}"])
+    with zipfile.ZipFile(out) as wheel:
+        points = wheel.read("two_words-1.2.dist-info/entry_points.txt").decode()
+        assert points == "[engine.plugins]\na = a:register\n"
+        assert "entry_points.txt,sha256=" in wheel.read("two_words-1.2.dist-info/RECORD").decode()
 
 
 def test_bytes_depend_on_the_contents_alone(tmp_path, arguments):

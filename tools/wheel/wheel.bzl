@@ -32,12 +32,15 @@ def _wheel_impl(ctx):
         arguments.add("--license", "%s=%s" % (name, file.path))
     if ctx.file.description:
         arguments.add("--description", ctx.file.description)
+    if ctx.file.entry_points:
+        arguments.add("--entry_points", ctx.file.entry_points)
     arguments.use_param_file("@%s", use_always = True)
     arguments.set_param_file_format("multiline")
     ctx.actions.run(
         arguments = [arguments],
         executable = ctx.executable._pack,
-        inputs = members.values() + licenses.values() + [ctx.file.metadata] + ctx.files.description,
+        inputs = members.values() + licenses.values() + [ctx.file.metadata] +
+                 ctx.files.description + ctx.files.entry_points,
         mnemonic = "Wheel",
         outputs = [wheel],
         progress_message = "Packing " + wheel.basename,
@@ -55,6 +58,10 @@ wheel = rule(
             doc = "The long description.",
         ),
         "distribution": attr.string(mandatory = True),
+        "entry_points": attr.label(
+            allow_single_file = [".txt"],
+            doc = "What other programs find of the distribution, as entry_points.txt.",
+        ),
         "files": attr.label_keyed_string_dict(
             allow_files = True,
             doc = "{file: its name in the wheel}, besides what the libraries bring.",

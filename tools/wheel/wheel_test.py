@@ -1,6 +1,7 @@
 """What the wheel says about itself, against what is in it."""
 
 import base64
+import configparser
 import csv
 import hashlib
 import io
@@ -103,11 +104,25 @@ def test_the_package_is_whole(archive):
         "cmake/flashverifyConfig.cmake",
         "cmake/flashverifyConfigVersion.cmake",
         "include/flashverify/flashverify.h",
+        "integrations/vllm/backend.py",
         "py.typed",
     ):
         assert f"flashverify/{name}" in names
-    assert all(name.startswith(("flashverify/", "flashverify-")) for name in names)
+    assert all(
+        name.startswith(("flashverify/", "flashverify-")) or name == "flashverify_vllm_plugin.py"
+        for name in names
+    )
     assert not [name for name in names if "test" in name], "tests stay at home"
+
+
+def test_vllm_finds_its_plugin(archive):
+    points = configparser.ConfigParser()
+    points.read_string(dist_info(archive, "entry_points.txt"))
+    module, _, function = points["vllm.general_plugins"]["flashverify"].partition(":")
+    source = archive.read(f"{module}.py").decode()
+    assert f"\ndef {function}() -> None:\n" in source
+    # vLLM goes on without a plugin whose module fails to import.
+    assert re.findall(r"^(?:from|import) .*", source, re.MULTILINE) == []
 
 
 def test_licenses_come_with_what_they_cover(archive):

@@ -143,7 +143,7 @@ class Builder(engine.AttentionMetadataBuilder):
             and longest * requests == rows
             and requests <= self._max_blocks
         ):
-            calls = (Call(0, rows, None, seq_lens, pages),)
+            calls: tuple[Call, ...] = (Call(0, rows, None, seq_lens, pages),)
         else:
             calls = self._cut(common, seq_lens, pages, causal=common.causal)
         return Metadata(calls, common.causal, self._workspace)
