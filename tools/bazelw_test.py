@@ -74,6 +74,21 @@ def test_the_caller_may_choose(machine):
     assert done.stdout == f"my-bazel info version=5.4.1 in {machine.root}\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "passed_on"),
+    [
+        ("test //tests/engines/...", "test --config=engines //tests/engines/..."),
+        ("build -k //tests/engines:all", "build --config=engines -k //tests/engines:all"),
+        ("test //tests/...", "test //tests/..."),
+        ("query //tests/engines/...", "query //tests/engines/..."),
+    ],
+)
+def test_engine_tests_run_when_they_are_named(machine, arguments, passed_on):
+    machine.has("bazel", code=REPORT)
+    done = machine.run(*arguments.split())
+    assert done.stdout == f"bazel {passed_on} version=6.5.0 in {machine.root}\n"
+
+
 def test_the_exit_status_is_bazels(machine):
     machine.has("bazel", code="exit 37")
     assert machine.run("test").returncode == 37
