@@ -10,10 +10,6 @@
 
 namespace flashverify::cuda {
 
-// A row's exponents are taken against a reference that moves only when a score
-// exceeds it by this much (base 2): a decision of the row's own data.
-constexpr float kReferenceSlack = 8.0f;
-constexpr float kUnset = 1.0e30f;
 constexpr int kConsumerBarrier = 1;
 
 template <class Shape, bool kWgmma>
@@ -527,7 +523,7 @@ struct Consumer {
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
           const int block = (Shape::kKeySplit ? warp & 3 : warp) * kM + m;
-          const uint64 bits = poison[fragment_column<Kv>(block, g, second)] >> (2 * t);
+          const uint64 bits = poison[fragment_column<Shape>(block, g, second)] >> (2 * t);
 #pragma unroll
           for (int j = 0; j < kRows; ++j) {
             if (bits >> (8 * j) & 1) v[m][j][2 * second] = __int_as_float(0x7fffffff);

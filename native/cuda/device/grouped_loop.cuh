@@ -257,7 +257,7 @@ struct GroupedLoop {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const int row = 8 * j + 2 * c.t + (e & 1);
-            const int d = fragment_column<Kv>(c.warp * Shape::kBlocksM + m, c.g, e >> 1);
+            const int d = fragment_column<Shape>(c.warp * Shape::kBlocksM + m, c.g, e >> 1);
             staged[row * Shape::kDim + d] = finish_value(v[m][j][e], (e & 1) ? f.y : f.x);
           }
         }

@@ -21,8 +21,8 @@ FV_DEVICE int64 output_offset(const AttentionArgs& p, const RowTile& tile, int h
 template <class Shape>
 FV_DEVICE void store_fragment(const AttentionArgs& p, const RowTile& tile, int head, int row,
                               int block, int g, float4 v, float even, float odd) {
-  const int first = fragment_column<typename Shape::Kv>(block, g, 0);
-  const int second = fragment_column<typename Shape::Kv>(block, g, 1);
+  const int first = fragment_column<Shape>(block, g, 0);
+  const int second = fragment_column<Shape>(block, g, 1);
   const int bytes = element_bytes(p.out_type);
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -31,7 +31,7 @@ FV_DEVICE void store_fragment(const AttentionArgs& p, const RowTile& tile, int h
     const float factor = e ? odd : even;
     const float x = finish_value(e ? v.y : v.x, factor);
     const float y = finish_value(e ? v.w : v.z, factor);
-    if (Shape::Kv::kBytes == 1 && p.out_type != kFloat32 && first < p.head_dim &&
+    if (Shape::kColumnsAdjacent && p.out_type != kFloat32 && first < p.head_dim &&
         (reinterpret_cast<uint64>(target) & 3) == 0) {
       *reinterpret_cast<uint32*>(target + first * 2) =
           p.out_type == kFloat16 ? pack_half2(x, y) : pack_bfloat2(x, y);

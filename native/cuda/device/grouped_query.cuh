@@ -35,7 +35,7 @@ FV_DEVICE void set_up_row(const AttentionArgs& p, RowState<Shape::kTileRows>& ro
 template <class Shape>
 FV_DEVICE void store_query_pairs(unsigned char* smem, uint32 first, uint32 second, int row, int d) {
   unsigned char* target = smem + Shape::kQOffset + (row >> 3) * 128 + (row & 7) * 16;
-  if constexpr (Shape::Kv::kBytes == 1) {
+  if constexpr (Shape::kPairsApart) {
     target += (d >> 4) * 2 * Shape::kColumnBytes + (d & 15);
     *reinterpret_cast<uint32*>(target) = first;
     *reinterpret_cast<uint32*>(target + Shape::kColumnBytes) = second;

@@ -19,12 +19,15 @@ struct GroupedShape : GroupedGeometry<KvType::kBytes, kDimValue, kRowBlocksValue
   // choice changed last (half arms, and 32 accumulators) have not run since.
   static constexpr bool kManyRegisters = Base::kAccumulators > 24 || kLegacy;
   static constexpr bool kFoldsGroups = Base::kFoldsGroups && !kLegacy;
+  // How decoded codes lie in operand A: see store_query_pairs and fragment_column.
+  static constexpr bool kPairsApart = KvType::kBytes == 1;
+  static constexpr bool kColumnsAdjacent = KvType::kBytes == 1;
 };
 
 // The d of an accumulator: element `second` of lane group g, block of 16 d.
-template <class Kv>
+template <class Shape>
 FV_DEVICE int fragment_column(int block, int g, int second) {
-  return block * 16 + (Kv::kBytes == 1 ? 2 * g + second : g + 8 * second);
+  return block * 16 + (Shape::kColumnsAdjacent ? 2 * g + second : g + 8 * second);
 }
 
 }  // namespace flashverify::cuda

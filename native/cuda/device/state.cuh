@@ -7,6 +7,11 @@
 
 namespace flashverify::cuda {
 
+// A row's exponents are taken against a reference that moves only when a score
+// exceeds it by this much (base 2): a decision of the row's own data.
+constexpr float kReferenceSlack = 8.0f;
+constexpr float kUnset = 1.0e30f;
+
 // What a fold multiplies: the state so far by `old`, the newcomer by `add`.
 struct FoldFactors {
   float old;
