@@ -25,7 +25,8 @@ class Completion:
 
     ``token_ids`` and ``logprobs`` (natural logarithms) are those of the completion, where
     they were asked for and the server gives them; ``metrics`` is the answer's own field
-    of that name.
+    of that name. ``prompt_logprobs`` has an entry for each prompt token, by token id, None
+    for the first.
     """
 
     text: str
@@ -36,6 +37,7 @@ class Completion:
     token_ids: tuple[int, ...] | None
     logprobs: tuple[float, ...] | None
     metrics: Mapping[str, Any] | None
+    prompt_logprobs: Sequence[Mapping[str, Any] | None] | None = None
 
 
 class Server:
@@ -72,19 +74,22 @@ class Server:
         except (ServerError, KeyError, TypeError):
             return None
 
+    def tokenize(self, model: str, text: str) -> list[int]:
+        """Token ids of a text; raises ServerError."""
+        body = json.dumps({"model": model, "prompt": text, "add_special_tokens": False})
+        try:
+            return [int(token) for token in json.loads(self._post("/tokenize", body))["tokens"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ServerError(f"{self.url}/tokenize: no tokens: {error}") from error
+
     def complete(self, model: str, prompt: Prompt, **parameters: Any) -> Completion:
         """One completion, not streamed; ``parameters`` go into the request as they are.
 
         Raises ServerError.
         """
         body = json.dumps({"model": model, "prompt": prompt, "stream": False, **parameters})
-        request = urllib.request.Request(
-            self.url + "/v1/completions",
-            data=body.encode(),
-            headers={"Content-Type": "application/json"},
-        )
         start = time.perf_counter()
-        data = self._open(request)
+        data = self._post("/v1/completions", body)
         elapsed_s = time.perf_counter() - start
         try:
             return _completion(json.loads(data), elapsed_s)
@@ -98,6 +103,12 @@ class Server:
             return json.loads(self._get(path))
         except ValueError as error:
             raise ServerError(f"{self.url}{path}: not JSON: {error}") from error
+
+    def _post(self, path: str, body: str) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        return self._open(
+            urllib.request.Request(self.url + path, data=body.encode(), headers=headers)
+        )
 
     def _get(self, path: str) -> bytes:
         return self._open(urllib.request.Request(self.url + path))
@@ -129,6 +140,7 @@ def _completion(answer: Mapping[str, Any], elapsed_s: float) -> Completion:
         token_ids=None if ids is None else tuple(map(int, ids)),
         logprobs=None if logprobs is None else _floats(logprobs),
         metrics=metrics if isinstance(metrics, Mapping) else None,
+        prompt_logprobs=choice.get("prompt_logprobs"),
     )
 
 

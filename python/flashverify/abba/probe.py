@@ -35,14 +35,17 @@ class Report(TypedDict):
     files: list[NativeFile]
 
 
-def mapped_native_files(known: dict[tuple[int, ...], str] | None = None) -> list[NativeFile]:
-    """Every ELF file that this process has mapped executable, by path.
+def mapped_native_files(
+    known: dict[tuple[int, ...], str] | None = None, *, process: int | None = None
+) -> list[NativeFile]:
+    """Every ELF file that this process, or another one, has mapped executable, by path.
 
     ``known`` holds digests by ``identity``, so that a file of several hundred megabytes is
-    read once. Raises RuntimeError for a file that was replaced after it was mapped.
+    read once. Raises RuntimeError for a file that was replaced after it was mapped, and
+    OSError where the other process cannot be looked into.
     """
     paths = set()
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path(f"/proc/{process or 'self'}/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and "x" in fields[1] and fields[5].startswith("/"):
             paths.add(fields[5])

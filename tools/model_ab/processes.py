@@ -1,0 +1,175 @@
+"""Servers that the program starts itself, and what it sees of their processes."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flashverify.abba import probe
+
+_LOG_LINES = 6
+
+
+class StartError(Exception):
+    """A server did not start; says nothing about a model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """A vLLM server to start: its Python, what it is called with, and its variables."""
+
+    python: Path
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+
+class StartedServer:
+    """A server of this machine, in a process group of its own."""
+
+    def __init__(self, name: str, configuration: Configuration, log: Path) -> None:
+        """Starts it; `wait` waits until it answers. Raises StartError."""
+        self.name = name
+        self.log = log
+        self._configuration = configuration
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        command = [
+            *(str(configuration.python), "-m", "vllm.entrypoints.openai.api_server"),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *configuration.arguments,
+        ]
+        try:
+            with log.open("wb") as output:
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **configuration.environment},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise StartError(f"{name}: cannot run {configuration.python}: {error}") from error
+
+    @property
+    def pid(self) -> int:
+        """The first process of the server."""
+        return self.process.pid
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns when the server answers; raises StartError where it ends or takes longer."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            status = self.process.poll()
+            if status is not None:
+                raise StartError(
+                    f"{self.name} did not start: exit status {status}: {self._last_lines()}"
+                )
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                    return
+            except (OSError, urllib.error.URLError):
+                time.sleep(0.2)
+        raise StartError(
+            f"{self.name} did not start: no answer in {timeout_s:g} s: {self._last_lines()}"
+        )
+
+    def stop(self) -> None:
+        """Ends the server's processes and waits for them; a second call does nothing."""
+        for number, patience_s in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+            try:
+                self.process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                continue
+            if not _group_lives(self.process.pid, patience_s):
+                return
+
+    def native_info(self) -> dict[str, Any]:
+        """What ``python -m flashverify --json`` says in the server's environment.
+
+        Raises StartError where it says nothing.
+        """
+        try:
+            done = subprocess.run(
+                [str(self._configuration.python), "-m", "flashverify", "--json"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=True,
+                env={**os.environ, **self._configuration.environment},
+            )
+            found: dict[str, Any] = json.loads(done.stdout)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            words = getattr(error, "stderr", None) or str(error)
+            raise StartError(
+                f"{self.name}: python -m flashverify --json: {str(words).strip()[-300:]}"
+            ) from error
+        return found
+
+    def log_text(self) -> str:
+        """What the server has written so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def _last_lines(self) -> str:
+        lines = [line.strip() for line in self.log_text().splitlines() if line.strip()]
+        errors = [line for line in lines if "Error" in line]
+        return " | ".join((errors or lines)[-_LOG_LINES:]) or "it wrote nothing"
+
+
+def native_files(pid: int) -> list[probe.NativeFile]:
+    """Every ELF file that a process and those it started have mapped executable, by path.
+
+    Raises RuntimeError for a process that cannot be looked into, or a file that was replaced.
+    """
+    by_path: dict[str, probe.NativeFile] = {}
+    known: dict[tuple[int, ...], str] = {}
+    for process in _with_children(pid):
+        try:
+            files = probe.mapped_native_files(known, process=process)
+        except OSError as error:
+            raise RuntimeError(f"process {process}: {error.strerror}") from error
+        for file in files:
+            by_path[file["path"]] = file
+            known[probe.identity(Path(file["path"]).stat())] = file["sha256"]
+    if not by_path:
+        raise RuntimeError(f"process {pid} has no native file mapped")
+    return [by_path[path] for path in sorted(by_path)]
+
+
+def _with_children(pid: int) -> list[int]:
+    found, waiting = [], [pid]
+    while waiting:
+        process = waiting.pop()
+        found.append(process)
+        for task in Path(f"/proc/{process}/task").glob("*/children"):
+            waiting += map(int, task.read_text().split())
+    return found
+
+
+def _group_lives(group: int, patience_s: float) -> bool:
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
