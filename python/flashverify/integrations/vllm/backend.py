@@ -56,7 +56,7 @@ class Impl(engine.AttentionImpl):
         for name, value in others.items():
             if value not in (None, False, -1):
                 refuse_layer(name, repr(value), "None: nothing here computes it")
-        settings = Settings.current()
+        self.settings = settings = Settings.current()
         if settings.context_parallel > 1:
             refuse_layer("decode_context_parallel_size", str(settings.context_parallel), "1")
         self.num_heads = num_heads

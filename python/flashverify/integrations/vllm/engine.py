@@ -85,12 +85,14 @@ if TYPE_CHECKING:
 
     Attention: type
     AttentionBackendEnum: Any
+    compilation: Any
     current_platform: Any
     logits_processor: Any
     linear_layers: Any
     VERSION: str
 else:
     import vllm
+    from vllm.compilation import backends as compilation
     from vllm.config import get_current_vllm_config, get_layers_from_vllm_config
     from vllm.model_executor.layers import logits_processor
     from vllm.model_executor.layers import utils as linear_layers
@@ -123,6 +125,7 @@ __all__ = [
     "KVCacheLayout",
     "MultipleOf",
     "check_interfaces",
+    "compilation",
     "current_platform",
     "get_current_vllm_config",
     "get_layers_from_vllm_config",
@@ -162,4 +165,5 @@ def check_interfaces() -> None:
         "AttentionImpl.__init__", inspect.signature(AttentionImpl.__init__).parameters, _IMPL
     )
     check_offers("LogitsProcessor", dir(logits_processor.LogitsProcessor), ("_apply_head",))
+    check_offers("compilation.backends", dir(compilation), ("model_tag",))
     check_offers("layers.utils", dir(linear_layers), ("cpu_unquantized_gemm",))

@@ -92,7 +92,7 @@ class Builder(engine.AttentionMetadataBuilder):
             # A captured graph needs its memory before the capture.
             self._workspace = self._planned_workspace(impls, kv_cache_spec, vllm_config)
             self._workspace.allocate()
-        _announce(settings, impls, kv_cache_spec, len(layers))
+        _announce(impls, kv_cache_spec)
 
     def _planned_workspace(
         self, impls: list[Any], kv_cache_spec: Any, vllm_config: Any
@@ -178,9 +178,10 @@ class Builder(engine.AttentionMetadataBuilder):
         return tuple(calls)
 
 
-def _announce(settings: Settings, impls: list[Any], kv_cache_spec: Any, layers: int) -> None:
+def _announce(impls: list[Any], kv_cache_spec: Any) -> None:
     """Says which arithmetic is in control, and of what."""
     first = impls[0]
+    settings = first.settings
     info = native_info()
     where = settings.device_type
     if where == "cpu":
@@ -188,7 +189,7 @@ def _announce(settings: Settings, impls: list[Any], kv_cache_spec: Any, layers: 
     _log.info(
         "flashverify: route %s controls the attention of %d %slayers on %s; precision revision "
         "%d, build %s, library %s (sha256 %s)",
-        first.plan.route_plan.route, layers, "draft " if settings.is_draft else "", where,
+        first.plan.route_plan.route, len(impls), "draft " if settings.is_draft else "", where,
         PRECISION_REVISION, info["build_id"], info["library_path"], info["library_sha256"],
     )  # fmt: skip
     _log.info(

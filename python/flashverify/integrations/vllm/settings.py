@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -16,7 +15,7 @@ from flashverify.integrations.vllm import engine, patches, policy
 from flashverify.integrations.vllm.options import Options
 from flashverify.integrations.vllm.versions import refuse_layer
 
-_log: Final = logging.getLogger("vllm.flashverify")
+_TARGET_TAG: Final = "backbone"
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,13 @@ class Settings:
 
     @classmethod
     def current(cls) -> Settings:
-        """Of the engine that is being built."""
-        return cls.of(engine.get_current_vllm_config())
+        """Of the model that is being built, the target's or the drafter's."""
+        # A drafter is built under the target's configuration, with its own dtype.
+        return replace(
+            cls.of(engine.get_current_vllm_config()),
+            is_draft=engine.compilation.model_tag != _TARGET_TAG,
+            model_dtype=torch.get_default_dtype(),
+        )
 
     @classmethod
     def of(cls, config: Any) -> Settings:
@@ -67,14 +71,11 @@ class Settings:
                 refuse_layer("platform", str(platform.device_name), "cpu, cuda")
             found = platform.get_device_capability()
             capability = (int(found.major), int(found.minor))
-        speculative = config.speculative_config
         parallel = config.parallel_config
         return cls(
             options=Options.from_additional_config(config.additional_config),
-            speculation=_speculation(speculative),
-            is_draft=speculative is not None
-            and getattr(speculative, "draft_model_config", None) is model
-            and getattr(speculative, "target_model_config", None) is not model,
+            speculation=_speculation(config.speculative_config),
+            is_draft=False,
             device_type="cpu" if capability is None else "cuda",
             capability=capability,
             model_dtype=model.dtype,
