@@ -10,6 +10,7 @@ def flashverify_shared_library(
         name,
         version_script = "//native/abi:libflashverify.map",
         local_defines = [],
+        cuda_images = "//native/cuda:no_images",
         **kwargs):
     """Links the C ABI and all backends into one versioned shared library.
 
@@ -22,6 +23,7 @@ def flashverify_shared_library(
       name: ends in libflashverify.so.4; may lie in a folder of its own.
       version_script: the linker's list of exported symbols.
       local_defines: preprocessor definitions for the file that holds the table.
+      cuda_images: the library's device code.
       **kwargs: what cc_binary takes.
     """
     if name.split("/")[-1] != SONAME:
@@ -50,6 +52,7 @@ def flashverify_shared_library(
         deps = [
             "//native/abi:build_id",
             "//native/abi:implementation",
+            cuda_images,
         ],
         **kwargs
     )

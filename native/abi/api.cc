@@ -6,6 +6,7 @@
 
 #include "flashverify/flashverify.h"
 #include "native/abi/build_id.h"
+#include "native/abi/cuda_calls.h"
 #include "native/abi/error.h"
 #include "native/abi/names.h"
 #include "native/abi/validate.h"
@@ -31,9 +32,13 @@ fv_status guarded(const Call& call) noexcept {
 }
 
 // A call without rows needs and runs no kernel.
-size_t workspace_bytes(const AttentionCall& call) {
-  if (call.problem.rows == 0) return 0;
-  return cpu::attention_workspace_bytes(call.problem, call.num_threads);
+fv_status workspace_bytes(const fv_attention_params& params, const AttentionCall& call,
+                          Purpose purpose, size_t* bytes) {
+  *bytes = 0;
+  if (call.problem.rows == 0) return FV_OK;
+  if (!call.on_cpu) return cuda_workspace_bytes(params, call, purpose, bytes);
+  *bytes = cpu::attention_workspace_bytes(call.problem, call.num_threads);
+  return FV_OK;
 }
 
 fv_status attention_workspace_bytes(const fv_attention_params* params, size_t* bytes) noexcept {
@@ -43,8 +48,7 @@ fv_status attention_workspace_bytes(const fv_attention_params* params, size_t* b
       return fail(FV_ERROR_INVALID_ARGUMENT, "bytes", "NULL; accepted: a pointer to the result");
     }
     FV_RETURN_IF_ERROR(validate_attention(params, Purpose::kPlan, &call));
-    *bytes = workspace_bytes(call);
-    return FV_OK;
+    return workspace_bytes(*params, call, Purpose::kPlan, bytes);
   });
 }
 
@@ -52,17 +56,24 @@ fv_status paged_attention(fv_attention_params* params) noexcept {
   return guarded([&] {
     AttentionCall call;
     FV_RETURN_IF_ERROR(validate_attention(params, Purpose::kRun, &call));
-    FV_RETURN_IF_ERROR(check_attention_memory(*params, workspace_bytes(call)));
+    size_t needed_bytes = 0;
+    FV_RETURN_IF_ERROR(workspace_bytes(*params, call, Purpose::kRun, &needed_bytes));
+    FV_RETURN_IF_ERROR(check_attention_memory(*params, needed_bytes));
     const AttentionProblem& problem = call.problem;
-    const fv_route ran = problem.rows == 0 ? problem.route
-                                           : cpu::run_attention(problem, call.isa, call.num_threads,
-                                                                params->workspace);
+    params->ran_route = problem.route;
+    params->ran_isa = call.isa;
+    params->ran_image = nullptr;
+    if (problem.rows > 0 && !call.on_cpu) {
+      FV_RETURN_IF_ERROR(cuda_attention(call, params));
+    } else if (problem.rows > 0) {
+      params->ran_route =
+          cpu::run_attention(problem, call.isa, call.num_threads, params->workspace);
+    }
+    const int32_t ran = params->ran_route;
     if (ran != problem.route) {
       return fail(FV_ERROR_INTERNAL, "route", "%s ran; accepted: %s, as requested", route_name(ran),
                   route_name(problem.route));
     }
-    params->ran_route = ran;
-    params->ran_isa = call.isa;
     completed_calls[ran].fetch_add(1, std::memory_order_relaxed);
     return FV_OK;
   });
@@ -72,7 +83,9 @@ fv_status append_kv(const fv_append_params* params) noexcept {
   return guarded([&] {
     cpu::AppendProblem problem;
     FV_RETURN_IF_ERROR(validate_append(params, &problem));
-    if (problem.tokens > 0) cpu::run_append(problem, params->num_threads);
+    if (problem.tokens == 0) return FV_OK;
+    if (params->device_type == FV_DEVICE_CUDA) return cuda_append(*params, problem);
+    cpu::run_append(problem, params->num_threads);
     return FV_OK;
   });
 }
@@ -81,7 +94,9 @@ fv_status merge_states(const fv_merge_params* params) noexcept {
   return guarded([&] {
     cpu::MergeProblem problem;
     FV_RETURN_IF_ERROR(validate_merge(params, &problem));
-    if (problem.rows > 0) cpu::run_merge(problem, params->num_threads);
+    if (problem.rows == 0) return FV_OK;
+    if (params->device_type == FV_DEVICE_CUDA) return cuda_merge(*params, problem);
+    cpu::run_merge(problem, params->num_threads);
     return FV_OK;
   });
 }
@@ -98,6 +113,29 @@ void route_counts(uint64_t* counts) noexcept {
   for (int route = 0; route < FV_ROUTE_COUNT; ++route) {
     counts[route] = completed_calls[route].load(std::memory_order_relaxed);
   }
+}
+
+const char* const* guarded_cuda_images() noexcept {
+  const char* const* names = nullptr;
+  const fv_status status = guarded([&] {
+    names = cuda_images();
+    return FV_OK;
+  });
+  static constexpr const char* kNone[] = {nullptr};
+  return status == FV_OK ? names : kNone;
+}
+
+fv_status guarded_cuda_device_count(int32_t* count) noexcept {
+  return guarded([&] { return cuda_device_count(count); });
+}
+
+fv_status guarded_cuda_device(int32_t index, fv_cuda_device* device) noexcept {
+  return guarded([&] { return cuda_device(index, device); });
+}
+
+fv_status guarded_cuda_faults(int32_t device_index, const void* workspace,
+                              uint32_t* faults) noexcept {
+  return guarded([&] { return cuda_faults(device_index, workspace, faults); });
 }
 
 constexpr fv_api kApi = {
@@ -117,6 +155,10 @@ constexpr fv_api kApi = {
     append_kv,
     merge_states,
     route_counts,
+    guarded_cuda_images,
+    guarded_cuda_device_count,
+    guarded_cuda_device,
+    guarded_cuda_faults,
 };
 
 }  // namespace

@@ -10,9 +10,9 @@
 namespace flashverify::abi {
 namespace {
 
-fv_status check_query_lens(const AttentionProblem& problem, Purpose purpose) {
+fv_status check_query_lens(const AttentionProblem& problem, Purpose purpose, bool on_cpu) {
   const bool xqa = problem.route == FV_ROUTE_XQA_HALF;
-  const int64_t most = xqa ? 1 : kMaxCpuQueryLen;
+  const int64_t most = xqa ? 1 : kMaxQueryLen;
   const char* route = route_name(problem.route);
   const int32_t* offsets = problem.query_start_loc;
   if (offsets == nullptr) {
@@ -23,6 +23,13 @@ fv_status check_query_lens(const AttentionProblem& problem, Purpose purpose) {
     return fail(FV_ERROR_UNSUPPORTED, "q",
                 "%" PRId64 " query rows per request for route %s; accepted: 0 to %" PRId64,
                 query_len, route, most);
+  }
+  if (!on_cpu) {
+    if (purpose == Purpose::kPlan || problem.rows <= problem.batch * most) return FV_OK;
+    return fail(FV_ERROR_UNSUPPORTED, "q",
+                "%" PRId64 " rows for a batch of %" PRId64 " and route %s; accepted: up to %" PRId64
+                " rows per request",
+                problem.rows, problem.batch, route, most);
   }
   if (offsets[0] != 0) {
     return fail(FV_ERROR_OUT_OF_RANGE, "query_start_loc", "element 0 is %" PRId32 "; accepted: 0",
@@ -121,8 +128,10 @@ fv_status check_sinks(const AttentionProblem& problem) {
 
 }  // namespace
 
-fv_status check_attention_values(const AttentionProblem& problem, Purpose purpose, int64_t pages) {
-  FV_RETURN_IF_ERROR(check_query_lens(problem, purpose));
+fv_status check_attention_values(const AttentionCall& call, Purpose purpose, int64_t pages) {
+  const AttentionProblem& problem = call.problem;
+  FV_RETURN_IF_ERROR(check_query_lens(problem, purpose, call.on_cpu));
+  if (!call.on_cpu) return FV_OK;
   if (problem.seq_lens != nullptr) FV_RETURN_IF_ERROR(check_seq_lens(problem));
   if (purpose == Purpose::kPlan) return FV_OK;
   if (problem.sinks != nullptr) FV_RETURN_IF_ERROR(check_sinks(problem));

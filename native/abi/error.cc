@@ -24,6 +24,11 @@ fv_status fail(fv_status status, const char* argument, const char* format, ...) 
   return status;
 }
 
+fv_status fail_as_told(fv_status status, const char* text) noexcept {
+  std::snprintf(message, sizeof message, "%s", text);
+  return status;
+}
+
 const char* last_error() noexcept { return message; }
 
 }  // namespace flashverify::abi

@@ -12,6 +12,9 @@ namespace flashverify::abi {
 [[gnu::format(printf, 3, 4)]] fv_status fail(fv_status status, const char* argument,
                                              const char* format, ...) noexcept;
 
+// The same for a whole message that begins with its argument's name.
+fv_status fail_as_told(fv_status status, const char* text) noexcept;
+
 // This thread's message; empty before its first failure.
 const char* last_error() noexcept;
 

@@ -114,11 +114,7 @@ TEST(append_fields) {
   CHECK_CONTAINS(api().last_error(), "params: NULL");
   expect_all_refused<AppendCase, P>({
       {"size", kInvalid, "struct_size", {"12;"}, [](P& p) { p.struct_size = 12; }},
-      {"cuda",
-       FV_ERROR_UNSUPPORTED,
-       "device_type",
-       {"cuda"},
-       [](P& p) { p.device_type = FV_DEVICE_CUDA; }},
+      {"image", kInvalid, "cuda_image", {"sm_70;"}, [](P& p) { p.cuda_image = "sm_70"; }},
       {"device", kInvalid, "device_type", {"code 0"}, [](P& p) { p.device_type = 0; }},
       {"index", kInvalid, "device_index", {"-1"}, [](P& p) { p.device_index = -1; }},
       {"threads", kInvalid, "num_threads", {"-2"}, [](P& p) { p.num_threads = -2; }},
@@ -351,11 +347,7 @@ TEST(merge_fields) {
   CHECK_CONTAINS(api().last_error(), "params: NULL");
   expect_all_refused<MergeCase, P>({
       {"size", kInvalid, "struct_size", {"0;"}, [](P& p) { p.struct_size = 0; }},
-      {"cuda",
-       FV_ERROR_UNSUPPORTED,
-       "device_type",
-       {"cuda"},
-       [](P& p) { p.device_type = FV_DEVICE_CUDA; }},
+      {"image", kInvalid, "cuda_image", {"sm_70;"}, [](P& p) { p.cuda_image = "sm_70"; }},
       {"index", kInvalid, "device_index", {"3;"}, [](P& p) { p.device_index = 3; }},
       {"threads", kInvalid, "num_threads", {"5000"}, [](P& p) { p.num_threads = 5000; }},
       {"outs dtype",

@@ -137,7 +137,7 @@ fv_status check_tensor(const Argument& argument, const TensorRule& rule) {
     }
   }
   const int32_t last = tensor.rank - 1;
-  if (rule.last_axis == LastAxis::kContiguous && tensor.shape[last] > 1 &&
+  if (rule.last_axis == LastAxis::kContiguous && last >= 0 && tensor.shape[last] > 1 &&
       tensor.stride[last] != 1) {
     return fail(FV_ERROR_INVALID_ARGUMENT, argument.name,
                 "the last axis has stride %" PRId64 "; accepted: 1", tensor.stride[last]);

@@ -28,7 +28,8 @@ constexpr int64_t kMaxRows = INT32_MAX;
 constexpr int64_t kMaxHeads = 65536;
 constexpr int64_t kMaxPageSize = 65536;
 constexpr int64_t kMaxHeadDim = 512;
-constexpr int64_t kMaxCpuQueryLen = 64;
+constexpr int64_t kMaxQueryLen = 64;
+constexpr int32_t kMaxSplits = 128;  // of CUDA's schedules
 constexpr size_t kWorkspaceAlignment = 64;
 
 // What the structures of all calls have in common.
@@ -37,6 +38,7 @@ struct CallHeader {
   int32_t device_index;
   int32_t num_threads;
   const void* stream;
+  const char* cuda_image;
 };
 fv_status check_header(const CallHeader& header);
 fv_status check_struct_size(uint32_t found, size_t expected);
@@ -48,12 +50,14 @@ fv_status check_call(const Params* params) {
   if (params == nullptr) return fail_null_params();
   // First: nothing beyond the size that the caller states may be read.
   FV_RETURN_IF_ERROR(check_struct_size(params->struct_size, sizeof *params));
-  return check_header(
-      {params->device_type, params->device_index, params->num_threads, params->stream});
+  return check_header({params->device_type, params->device_index, params->num_threads,
+                       params->stream, params->cuda_image});
 }
 
-// Checks a dequantisation scale, values included; `view` is all ones if absent.
-fv_status check_scale(const Argument& scale, int64_t kv_heads, Purpose purpose, ScaleView* view);
+// Checks a dequantisation scale, and its values where the host can read them;
+// `view` is all ones if absent.
+fv_status check_scale(const Argument& scale, int64_t kv_heads, Purpose purpose, bool on_cpu,
+                      ScaleView* view);
 
 // Checks two caches that describe the same pages.
 struct CacheShape {
@@ -68,15 +72,17 @@ CacheView cache_view(const fv_tensor& cache);
 
 struct AttentionCall {
   AttentionProblem problem;
+  bool on_cpu;
   fv_cpu_isa isa;
   int num_threads;
 };
 fv_status validate_attention(const fv_attention_params* params, Purpose purpose,
                              AttentionCall* call);
 
-// Checks the contents of the tensors that the CPU can read: lengths, offsets,
-// pages and sinks. The descriptors have passed their checks.
-fv_status check_attention_values(const AttentionProblem& problem, Purpose purpose, int64_t pages);
+// Checks the query rows per request, and the contents of the tensors that the
+// CPU can read: lengths, offsets, pages and sinks. The descriptors have passed
+// their checks.
+fv_status check_attention_values(const AttentionCall& call, Purpose purpose, int64_t pages);
 
 // Checks the workspace against the bytes that the call needs, and that no
 // output overlaps anything else.

@@ -115,6 +115,7 @@ fv_status validate_append(const fv_append_params* params, cpu::AppendProblem* pr
   const Argument key{"key", params->key};
   const Argument value{"value", params->value};
   const Argument slot_mapping{"slot_mapping", params->slot_mapping};
+  const bool on_cpu = params->device_type == FV_DEVICE_CPU;
   CacheShape cache;
   FV_RETURN_IF_ERROR(check_caches({"k_cache", params->k_cache}, {"v_cache", params->v_cache},
                                   DataPointer::kRequired, &cache));
@@ -133,6 +134,7 @@ fv_status validate_append(const fv_append_params* params, cpu::AppendProblem* pr
   problem->tokens = tokens;
   problem->kv_heads = cache.kv_heads;
   problem->head_dim = cache.head_dim;
+  problem->pages = cache.pages;
   problem->page_size = cache.page_size;
   problem->src_dtype = static_cast<fv_dtype>(params->key.dtype);
   problem->key = params->key.data;
@@ -148,10 +150,11 @@ fv_status validate_append(const fv_append_params* params, cpu::AppendProblem* pr
   problem->slots = params->slot_mapping.data;
   problem->slot_stride = axis_stride(params->slot_mapping, 0);
   FV_RETURN_IF_ERROR(check_scale({"k_dequant_scale", params->k_dequant_scale}, cache.kv_heads,
-                                 Purpose::kRun, &problem->k_scale));
+                                 Purpose::kRun, on_cpu, &problem->k_scale));
   FV_RETURN_IF_ERROR(check_scale({"v_dequant_scale", params->v_dequant_scale}, cache.kv_heads,
-                                 Purpose::kRun, &problem->v_scale));
+                                 Purpose::kRun, on_cpu, &problem->v_scale));
   FV_RETURN_IF_ERROR(check_memory(*params));
+  if (!on_cpu) return FV_OK;
   return check_slots(*problem, cache.pages * cache.page_size);
 }
 

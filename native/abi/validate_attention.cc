@@ -54,8 +54,11 @@ fv_status check_numbers(const fv_attention_params& params) {
     return fail(FV_ERROR_INVALID_ARGUMENT, "window",
                 "%" PRId64 "; accepted: 1 or more keys, or 0 for all", params.window);
   }
-  if (params.reserved != 0) {
-    return fail(FV_ERROR_INVALID_ARGUMENT, "reserved", "%" PRId32 "; accepted: 0", params.reserved);
+  const bool cuda = params.device_type == FV_DEVICE_CUDA;
+  const int32_t splits = params.splits;
+  if (splits != 0 && (!cuda || splits < 1 || splits > kMaxSplits || (splits & (splits - 1)) != 0)) {
+    return fail(FV_ERROR_INVALID_ARGUMENT, "splits", "%" PRId32 "; accepted: %s", splits,
+                cuda ? "powers of two up to 128, or 0 for the default" : "0 on the CPU");
   }
   return FV_OK;
 }
@@ -77,14 +80,15 @@ fv_status resolve_isa(int32_t requested, fv_cpu_isa* isa) {
               cpu_isa_name(requested), cpu_isa_name(best));
 }
 
-// The route against the shapes that its CPU kernel is written for.
-fv_status check_route_supports(fv_route route, int64_t head_dim) {
+// The route against the shapes that its CPU kernel is written for; what CUDA's
+// kernels take depends on the device, and is theirs to say.
+fv_status check_route_supports(fv_route route, int64_t head_dim, bool on_cpu) {
   if (head_dim > kMaxHeadDim) {
     return fail(FV_ERROR_UNSUPPORTED, "q", "head_dim %" PRId64 "; accepted: 1 to %" PRId64,
                 head_dim, kMaxHeadDim);
   }
   const bool scalar = route == FV_ROUTE_SCALAR_FP32 || route == FV_ROUTE_SCALAR_HALF;
-  if (scalar || is_grouped_head_dim(head_dim)) return FV_OK;
+  if (scalar || !on_cpu || is_grouped_head_dim(head_dim)) return FV_OK;
   return fail(FV_ERROR_UNSUPPORTED, "q",
               "head_dim %" PRId64
               " for route %s; accepted: 64, 80, 96, 112, 128, 192, 256 or 512 "
@@ -198,9 +202,18 @@ fv_status check_outputs(const fv_attention_params& params, DataPointer data,
   return FV_OK;
 }
 
-// Refuses capacities whose workspace no 64-bit arithmetic could count. Each row
-// needs at most a padded FP32 partial of every started 1024 keys.
-fv_status check_capacity(const AttentionProblem& problem) {
+// Refuses capacities whose workspace no 64-bit arithmetic could count. On the CPU
+// each row needs at most a padded FP32 partial of every started 1024 keys.
+fv_status check_capacity(const AttentionProblem& problem, bool on_cpu) {
+  // CUDA's kernels number their work items, 128 or fewer a row and head, in 32 bits.
+  constexpr int64_t kMostOnCuda = int64_t{1} << 23;
+  if (!on_cpu && (problem.rows * problem.q_heads > kMostOnCuda ||
+                  problem.batch * problem.kv_heads > kMostOnCuda)) {
+    return fail(FV_ERROR_OUT_OF_RANGE, "q",
+                "%" PRId64 " rows of %" PRId64 " heads in %" PRId64
+                " requests; accepted on cuda: 2^23 rows x q_heads, and batch x kv_heads",
+                problem.rows, problem.q_heads, problem.batch);
+  }
   const int64_t keys =
       problem.seq_lens != nullptr ? INT32_MAX : problem.max_pages * problem.page_size;
   const double bytes = static_cast<double>(problem.rows) * static_cast<double>(problem.q_heads) *
@@ -220,7 +233,9 @@ fv_status validate_attention(const fv_attention_params* params, Purpose purpose,
   FV_RETURN_IF_ERROR(check_call(params));
   FV_RETURN_IF_ERROR(check_route(*params));
   FV_RETURN_IF_ERROR(check_numbers(*params));
+  call->on_cpu = params->device_type == FV_DEVICE_CPU;
   FV_RETURN_IF_ERROR(resolve_isa(params->cpu_isa, &call->isa));
+  if (!call->on_cpu) call->isa = FV_CPU_ISA_AUTO;
 
   const DataPointer data = data_pointer(purpose);
   AttentionProblem& problem = call->problem;
@@ -229,9 +244,10 @@ fv_status validate_attention(const fv_attention_params* params, Purpose purpose,
   FV_RETURN_IF_ERROR(
       check_caches({"k_cache", params->k_cache}, {"v_cache", params->v_cache}, data, &cache));
   FV_RETURN_IF_ERROR(check_query(*params, data, cache, &problem));
-  FV_RETURN_IF_ERROR(check_route_supports(problem.route, cache.head_dim));
+  FV_RETURN_IF_ERROR(check_route_supports(problem.route, cache.head_dim, call->on_cpu));
   problem.kv_heads = cache.kv_heads;
   problem.head_dim = cache.head_dim;
+  problem.pages = cache.pages;
   problem.page_size = cache.page_size;
   problem.kv_dtype = static_cast<fv_dtype>(params->k_cache.dtype);
   problem.k = cache_view(params->k_cache);
@@ -239,17 +255,17 @@ fv_status validate_attention(const fv_attention_params* params, Purpose purpose,
   FV_RETURN_IF_ERROR(check_tables(*params, purpose, &problem));
   FV_RETURN_IF_ERROR(check_sinks(*params, purpose, &problem));
   FV_RETURN_IF_ERROR(check_scale({"k_dequant_scale", params->k_dequant_scale}, problem.kv_heads,
-                                 purpose, &problem.k_scale));
+                                 purpose, call->on_cpu, &problem.k_scale));
   FV_RETURN_IF_ERROR(check_scale({"v_dequant_scale", params->v_dequant_scale}, problem.kv_heads,
-                                 purpose, &problem.v_scale));
+                                 purpose, call->on_cpu, &problem.v_scale));
   FV_RETURN_IF_ERROR(check_outputs(*params, data, &problem));
   problem.softmax_scale = params->softmax_scale;
   problem.softcap = params->softcap;
   problem.causal = params->causal != 0;
   problem.window = params->window;
   call->num_threads = params->num_threads;
-  FV_RETURN_IF_ERROR(check_capacity(problem));
-  return check_attention_values(problem, purpose, cache.pages);
+  FV_RETURN_IF_ERROR(check_capacity(problem, call->on_cpu));
+  return check_attention_values(*call, purpose, cache.pages);
 }
 
 fv_status check_attention_memory(const fv_attention_params& params, size_t needed_bytes) {

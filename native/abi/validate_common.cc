@@ -19,22 +19,23 @@ fv_status check_struct_size(uint32_t found, size_t expected) {
 }
 
 fv_status check_header(const CallHeader& header) {
-  if (header.device_type == FV_DEVICE_CUDA) {
-    return fail(FV_ERROR_UNSUPPORTED, "device_type",
-                "cuda; accepted: cpu (this build of the library has no CUDA backend)");
-  }
-  if (header.device_type != FV_DEVICE_CPU) {
+  if (header.device_type != FV_DEVICE_CPU && header.device_type != FV_DEVICE_CUDA) {
     return fail(FV_ERROR_INVALID_ARGUMENT, "device_type",
                 "unknown code %" PRId32 "; accepted: %d (cpu) or %d (cuda)", header.device_type,
                 FV_DEVICE_CPU, FV_DEVICE_CUDA);
   }
-  if (header.device_index != 0) {
-    return fail(FV_ERROR_INVALID_ARGUMENT, "device_index", "%" PRId32 "; accepted: 0 on the CPU",
-                header.device_index);
+  const bool on_cpu = header.device_type == FV_DEVICE_CPU;
+  if (header.device_index < 0 || (on_cpu && header.device_index != 0)) {
+    return fail(FV_ERROR_INVALID_ARGUMENT, "device_index", "%" PRId32 "; accepted: %s",
+                header.device_index, on_cpu ? "0 on the CPU" : "0 or more");
   }
-  if (header.stream != nullptr) {
+  if (on_cpu && header.stream != nullptr) {
     return fail(FV_ERROR_INVALID_ARGUMENT, "stream", "%p; accepted: NULL on the CPU",
                 header.stream);
+  }
+  if (on_cpu && header.cuda_image != nullptr) {
+    return fail(FV_ERROR_INVALID_ARGUMENT, "cuda_image", "%.64s; accepted: NULL on the CPU",
+                header.cuda_image);
   }
   if (header.num_threads < 1 || header.num_threads > kMaxThreads) {
     return fail(FV_ERROR_INVALID_ARGUMENT, "num_threads", "%" PRId32 "; accepted: 1 to %" PRId32,
@@ -43,25 +44,32 @@ fv_status check_header(const CallHeader& header) {
   return FV_OK;
 }
 
-fv_status check_scale(const Argument& scale, int64_t kv_heads, Purpose purpose, ScaleView* view) {
+fv_status check_scale(const Argument& scale, int64_t kv_heads, Purpose purpose, bool on_cpu,
+                      ScaleView* view) {
   *view = ScaleView{};
   const fv_tensor& tensor = scale.tensor;
   if (is_absent(tensor)) return FV_OK;
-  FV_RETURN_IF_ERROR(
-      check_tensor(scale, {1, kFloat32, LastAxis::kContiguous, data_pointer(purpose)}));
-  const int64_t count = tensor.shape[0];
+  const bool number = tensor.rank == 0;
+  FV_RETURN_IF_ERROR(check_tensor(
+      scale, {number ? 0 : 1, kFloat32, LastAxis::kContiguous, data_pointer(purpose)}));
+  const int64_t count = number ? 1 : tensor.shape[0];
   if (count != 1 && count != kv_heads) {
     return fail(FV_ERROR_INVALID_ARGUMENT, scale.name,
                 "%" PRId64 " elements; accepted: 1 or %" PRId64 " (kv_heads)", count, kv_heads);
   }
   if (purpose == Purpose::kPlan) return FV_OK;
-  *view = {static_cast<const float*>(tensor.data), count == 1 ? 0 : 1};
-  for (int64_t i = 0; i < count; ++i) {
-    const float value = view->data[i];
-    if (std::isfinite(value) && value > 0) continue;
+  const auto* values = static_cast<const float*>(tensor.data);
+  for (int64_t i = 0; (on_cpu || number) && i < count; ++i) {
+    if (std::isfinite(values[i]) && values[i] > 0) continue;
     return fail(FV_ERROR_INVALID_ARGUMENT, scale.name,
                 "element %" PRId64 " is %.9g; accepted: finite values above 0", i,
-                static_cast<double>(value));
+                static_cast<double>(values[i]));
+  }
+  if (number) {
+    view->number = *values;
+  } else {
+    view->data = values;
+    view->stride = count == 1 ? 0 : 1;
   }
   return FV_OK;
 }

@@ -30,6 +30,7 @@ struct AppendProblem {
   int64_t tokens = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
+  int64_t pages = 0;
   int64_t page_size = 0;
 
   fv_dtype src_dtype = FV_DTYPE_NONE;

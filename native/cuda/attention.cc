@@ -40,9 +40,9 @@ bool is_aligned(const Cache& cache) {
 // Boxes of `tokens` rows and one 128-byte column (or the whole row, if shorter).
 Status encode_map(const Driver& driver, const AttentionProblem& problem, const Cache& cache,
                   int row_bytes, int64_t used_bytes, int tokens, DriverTensorMap* map) {
-  const uint64_t dims[4] = {static_cast<uint64_t>(used_bytes),
-                            static_cast<uint64_t>(problem.kv_heads),
-                            static_cast<uint64_t>(problem.page_size), uint64_t{1} << 31};
+  const uint64_t dims[4] = {
+      static_cast<uint64_t>(used_bytes), static_cast<uint64_t>(problem.kv_heads),
+      static_cast<uint64_t>(problem.page_size), static_cast<uint64_t>(problem.pages)};
   // The stride of an axis of one element means nothing, but must be legal.
   const int64_t head_stride =
       problem.kv_heads == 1 ? (used_bytes + 15) / 16 * 16 : cache.head_stride;
@@ -78,6 +78,8 @@ AttentionArgs common_arguments(const AttentionProblem& problem) {
   a.v_scale = problem.v_scale.data;
   a.k_scale_stride = problem.k_scale.stride;
   a.v_scale_stride = problem.v_scale.stride;
+  a.k_scale_number = problem.k_scale.number;
+  a.v_scale_number = problem.v_scale.number;
   a.sinks = problem.sinks;
   a.out = static_cast<unsigned char*>(problem.out);
   a.out_row_stride = problem.out_row_stride * out_bytes;
@@ -95,6 +97,7 @@ AttentionArgs common_arguments(const AttentionProblem& problem) {
   }
   a.kv_heads = static_cast<int>(problem.kv_heads);
   a.head_dim = static_cast<int>(problem.head_dim);
+  a.pages = static_cast<int>(std::min<int64_t>(problem.pages, INT32_MAX));
   a.page_size = static_cast<int>(problem.page_size);
   a.max_pages = static_cast<int>(problem.max_pages);
   a.q_type = problem.q_dtype;
@@ -157,7 +160,7 @@ Status workspace_error(size_t given, size_t needed) {
 
 Status run_scalar(Device* device, const AttentionProblem& problem, const Target& target,
                   AttentionArgs arguments, void* workspace, size_t workspace_bytes,
-                  std::string* image) {
+                  const char** image) {
   ScalarPlan plan;
   FV_CUDA_RETURN_IF_ERROR(plan_scalar(problem, target, &plan));
   if (workspace_bytes < plan.workspace_bytes)
@@ -185,7 +188,7 @@ Status run_scalar(Device* device, const AttentionProblem& problem, const Target&
 
 Status run_grouped(Device* device, const AttentionProblem& problem, const Target& target,
                    AttentionArgs arguments, void* workspace, size_t workspace_bytes,
-                   std::string* image) {
+                   const char** image) {
   const Driver& driver = device->driver();
   GroupedPlan plan;
   FV_CUDA_RETURN_IF_ERROR(plan_grouped(problem, plan_device(*device), target, &plan));
@@ -270,7 +273,7 @@ Status check_schedule(const Target& target) {
 
 Status attention_workspace_bytes(const AttentionProblem& problem, const Target& target,
                                  size_t* bytes) {
-  *bytes = 64;
+  *bytes = kLeastWorkspaceBytes;
   if (problem.rows == 0 || problem.batch == 0) return {};
   Device* device = nullptr;
   FV_CUDA_RETURN_IF_ERROR(Device::get(target.device, &device));
@@ -286,8 +289,17 @@ Status attention_workspace_bytes(const AttentionProblem& problem, const Target& 
   return {};
 }
 
+Status capacity_workspace_bytes(const AttentionProblem& problem, const Target& target,
+                                size_t* bytes) {
+  if (is_scalar(problem.route) || problem.rows == 0 || problem.batch == 0)
+    return attention_workspace_bytes(problem, target, bytes);
+  Device* device = nullptr;
+  FV_CUDA_RETURN_IF_ERROR(Device::get(target.device, &device));
+  return grouped_capacity_bytes(problem, plan_device(*device), target, bytes);
+}
+
 Status run_attention(const AttentionProblem& problem, const Target& target, void* workspace,
-                     size_t workspace_bytes, fv_route* ran, std::string* image) {
+                     size_t workspace_bytes, fv_route* ran, const char** image) {
   *ran = problem.route;
   if (problem.rows == 0 || problem.batch == 0) return {};
   Device* device = nullptr;
@@ -324,6 +336,8 @@ Status run_append(const AppendProblem& problem, const Target& target) {
   a.scale[1] = problem.v_scale.data;
   a.scale_stride[0] = problem.k_scale.stride;
   a.scale_stride[1] = problem.v_scale.stride;
+  a.scale_number[0] = problem.k_scale.number;
+  a.scale_number[1] = problem.v_scale.number;
   a.slots = problem.slots;
   a.slot_stride = problem.slot_stride;
   a.slots_are_int64 = problem.slots_are_int64;
@@ -332,6 +346,11 @@ Status run_append(const AppendProblem& problem, const Target& target) {
   a.head_dim = static_cast<int>(problem.head_dim);
   a.page_size = static_cast<int>(problem.page_size);
   a.source_type = problem.src_dtype;
+  a.slot_count = problem.pages * problem.page_size;
+  // Writes belong to no workspace.
+  DevicePointer state = 0;
+  FV_CUDA_RETURN_IF_ERROR(device->launch_state(nullptr, &state));
+  a.status = reinterpret_cast<uint32*>(state) + 2;
   const std::string name = std::string("append_kv_") + dtype_name(problem.kv_dtype);
   Kernel kernel;
   FV_CUDA_RETURN_IF_ERROR(device->kernel("cache_write", name, target.image, 0, &kernel));
@@ -388,18 +407,16 @@ Status read_status(const Target& target, const void* workspace, uint32_t* bits) 
   return check(driver, driver.set_words(word, 0, 1), "cuMemsetD32");
 }
 
-Status list_devices(std::vector<DeviceInfo>* devices) {
+Status device_count(int* count) {
   const Driver* driver = nullptr;
   FV_CUDA_RETURN_IF_ERROR(get_driver(&driver));
-  int count = 0;
-  FV_CUDA_RETURN_IF_ERROR(check(*driver, driver->device_count(&count), "cuDeviceGetCount"));
-  devices->clear();
-  for (int index = 0; index < count; ++index) {
-    Device* device = nullptr;
-    FV_CUDA_RETURN_IF_ERROR(Device::get(index, &device));
-    devices->push_back({index, device->name(), device->major(), device->minor(),
-                        device->best_image("grouped_e4m3_d128")});
-  }
+  return check(*driver, driver->device_count(count), "cuDeviceGetCount");
+}
+
+Status describe_device(int index, DeviceInfo* info) {
+  Device* device = nullptr;
+  FV_CUDA_RETURN_IF_ERROR(Device::get(index, &device));
+  *info = {device->name(), device->major(), device->minor(), device->own_image()};
   return {};
 }
 

@@ -1,14 +1,13 @@
-// The CUDA backend's entry points, for native/abi, which does not call them yet:
-// work in progress, see docs/performance_cuda.md. The problems are native/cpu's,
-// with device pointers in place of host ones. Once a device's code has been
-// loaded, nothing here allocates device memory, and only read_status waits or copies.
+// The CUDA backend's entry points. native/abi is the only caller. The problems
+// are native/cpu's, with device pointers in place of host ones. Once a device's
+// code has been loaded, nothing here allocates device memory, and only
+// read_status waits or copies.
 #ifndef FLASHVERIFY_NATIVE_CUDA_CUDA_H_
 #define FLASHVERIFY_NATIVE_CUDA_CUDA_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "flashverify/flashverify.h"
 #include "native/cpu/cpu.h"
@@ -33,29 +32,36 @@ struct Target {
   int max_blocks = 0;
 };
 
+// The architectures of the embedded images, each once; null ends the list.
+const char* const* image_names();
+
+Status device_count(int* count);
+
 struct DeviceInfo {
-  int index = 0;
   std::string name;
   int major = 0;
   int minor = 0;
-  std::string image;  // what "" would load; empty: nothing fits
+  const char* image = nullptr;  // what "" loads for the grouped routes; null: nothing fits
 };
-Status list_devices(std::vector<DeviceInfo>* devices);
+Status describe_device(int index, DeviceInfo* info);
 
 // Bytes that run_attention needs. Reads no memory of the problem: the plan is
 // made from shapes, so that a captured call serves every length up to
 // max_pages * page_size.
 Status attention_workspace_bytes(const AttentionProblem& problem, const Target& target,
                                  size_t* bytes);
+// Bytes that serve every call of up to these rows, requests and pages, however
+// the rows are dealt to the requests.
+Status capacity_workspace_bytes(const AttentionProblem& problem, const Target& target,
+                                size_t* bytes);
 
 // Enqueues a validated problem on the target's stream. `ran` is the route as the
 // kernel names itself, `image` the architecture of the code that was launched.
 // A length above capacity or below zero makes its rows NaN and sets a bit that
 // read_status returns.
 Status run_attention(const AttentionProblem& problem, const Target& target, void* workspace,
-                     size_t workspace_bytes, fv_route* ran, std::string* image);
+                     size_t workspace_bytes, fv_route* ran, const char** image);
 
-// Neither of these two has run on a device yet.
 Status run_append(const AppendProblem& problem, const Target& target);
 Status run_merge(const MergeProblem& problem, const Target& target);
 

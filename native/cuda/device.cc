@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "native/cuda/cuda.h"
 #include "native/cuda/images.h"
 
 namespace flashverify::cuda {
@@ -20,6 +21,20 @@ bool is_ptx(const std::string& arch) { return arch.rfind("compute_", 0) == 0; }
 
 int arch_number(const std::string& arch) {
   return arch.empty() ? 0 : std::atoi(arch.c_str() + arch.find('_') + 1);
+}
+
+const char* const* image_names() {
+  static const std::vector<const char*>& names = *[] {
+    auto* distinct = new std::vector<const char*>;
+    for (const Image* image = flashverify_cuda_images; image->arch != nullptr; ++image) {
+      bool known = false;
+      for (const char* name : *distinct) known |= std::strcmp(name, image->arch) == 0;
+      if (!known) distinct->push_back(image->arch);
+    }
+    distinct->push_back(nullptr);
+    return distinct;
+  }();
+  return names.data();
 }
 
 Status Device::get(int index, Device** device) {
@@ -102,13 +117,25 @@ std::string Device::best_image(const std::string& source) const {
   return best;
 }
 
+const char* Device::own_image() const {
+  for (const char* source :
+       {"grouped_sm90_e4m3_d256", "grouped_sm80_e4m3_d256", "grouped_sm70_e4m3_d256", "scalar"}) {
+    const std::string best = best_image(source);
+    for (const Image* image = flashverify_cuda_images; image->arch != nullptr; ++image) {
+      if (best == image->arch) return image->arch;
+    }
+  }
+  return nullptr;
+}
+
 Status Device::load(const std::string& source, const std::string& image, Module* module,
-                    std::string* arch) {
-  *arch = image.empty() ? best_image(source) : image;
-  const auto key = std::make_pair(source, *arch);
+                    const char** arch) {
+  const std::string wanted = image.empty() ? best_image(source) : image;
+  const auto key = std::make_pair(source, wanted);
   const auto found = modules_.find(key);
   if (found != modules_.end()) {
     *module = found->second.first;
+    *arch = found->second.second;
     return {};
   }
   const Image* match = nullptr;
@@ -116,18 +143,19 @@ Status Device::load(const std::string& source, const std::string& image, Module*
   for (const Image* i = flashverify_cuda_images; i->arch != nullptr; ++i) {
     if (source != i->source) continue;
     available += (available.empty() ? "" : ", ") + std::string(i->arch);
-    if (*arch == i->arch) match = i;
+    if (wanted == i->arch) match = i;
   }
-  if (match == nullptr || !runs(*arch)) {
+  if (match == nullptr || !runs(wanted)) {
     return Status::error(FV_ERROR_UNSUPPORTED, "image: no code of " + source + " for " +
-                                                   (arch->empty() ? "this device" : *arch) +
+                                                   (wanted.empty() ? "this device" : wanted) +
                                                    " runs on " + name_ + " (sm_" +
                                                    std::to_string(major_ * 10 + minor_) +
                                                    "); built: " + available);
   }
   FV_CUDA_RETURN_IF_ERROR(check(*driver_,
                                 driver_->module_load(module, match->begin, 0, nullptr, nullptr),
-                                ("loading " + source + " for " + *arch).c_str()));
+                                ("loading " + source + " for " + wanted).c_str()));
+  *arch = match->arch;
   modules_[key] = {*module, *arch};
   return {};
 }
@@ -158,7 +186,7 @@ Status Device::launch_state(const void* workspace, DevicePointer* state) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (states_ == 0) {
     Module module = nullptr;
-    std::string arch;
+    const char* arch = nullptr;
     FV_CUDA_RETURN_IF_ERROR(load(kRuntimeSource, "", &module, &arch));
     size_t bytes = 0;
     FV_CUDA_RETURN_IF_ERROR(check(

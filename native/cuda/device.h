@@ -17,7 +17,7 @@ int arch_number(const std::string& arch);
 
 struct Kernel {
   Function function = nullptr;
-  std::string arch;  // of the image that holds it
+  const char* arch = nullptr;  // of the image that holds it
 };
 
 class Device {
@@ -57,6 +57,8 @@ class Device {
                 int shared_bytes, Kernel* kernel);
   // The image that kernel() would take; empty if none.
   std::string best_image(const std::string& source) const;
+  // What best_image() gives for the grouped routes; null if none.
+  const char* own_image() const;
 
   // Two barrier counters and the status word that belong to a workspace: device
   // memory that is zero when no launch uses it. Needs a Scope.
@@ -65,7 +67,7 @@ class Device {
  private:
   Status set_up(int index);
   Status load(const std::string& source, const std::string& image, Module* module,
-              std::string* arch);
+              const char** arch);
 
   const Driver* driver_ = nullptr;
   int index_ = 0;
@@ -77,7 +79,7 @@ class Device {
   Context context_ = nullptr;
 
   std::mutex mutex_;
-  std::map<std::pair<std::string, std::string>, std::pair<Module, std::string>> modules_;
+  std::map<std::pair<std::string, std::string>, std::pair<Module, const char*>> modules_;
   std::map<std::pair<std::string, std::string>, Kernel> kernels_;
   DevicePointer states_ = 0;
   size_t state_count_ = 0;

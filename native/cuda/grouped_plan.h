@@ -26,6 +26,10 @@ struct GroupedPlan {
   int row_tiles = 0;
   int splits = 0;
   int fold = 0;
+  bool legacy = false;
+  bool folds_groups = false;     // in registers
+  bool folds_in_memory = false;  // splits too: see GroupedGeometrySm70
+  int partial_bytes = 0;         // of one part of one row tile: its accumulators
   int threads = 0;
   int blocks = 0;
   int shared_bytes = 0;
@@ -44,6 +48,12 @@ struct PlanDevice {
 // family (by device) changes a bit of any result.
 Status plan_grouped(const AttentionProblem& problem, const PlanDevice& device, const Target& target,
                     GroupedPlan* plan);
+
+constexpr size_t kLeastWorkspaceBytes = 64;
+
+// Bytes that serve every grouped call of up to these rows and requests.
+Status grouped_capacity_bytes(const AttentionProblem& problem, const PlanDevice& device,
+                              const Target& target, size_t* bytes);
 
 }  // namespace flashverify::cuda
 

@@ -19,12 +19,13 @@ struct CacheView {
   int64_t head_stride = 0;
 };
 
-// Per-tensor (stride 0) or per-head (stride 1) FP32 scales; null means 1.
+// Per-tensor (stride 0) or per-head (stride 1) FP32 scales; without data a number.
 struct ScaleView {
   const float* data = nullptr;
   int64_t stride = 0;
+  float number = 1.0f;
 
-  float at(int64_t head) const { return data == nullptr ? 1.0f : data[head * stride]; }
+  float at(int64_t head) const { return data == nullptr ? number : data[head * stride]; }
 };
 
 struct AttentionProblem {
@@ -35,6 +36,7 @@ struct AttentionProblem {
   int64_t q_heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
+  int64_t pages = 0;  // of the caches
   int64_t page_size = 0;
   int64_t max_pages = 0;
 

@@ -18,7 +18,7 @@ constexpr ArgumentSpec kSlotMapping{"slot_mapping", "int64 or int32 [tokens]"};
 
 void append_kv(nb::handle key, nb::handle value, nb::handle k_cache, nb::handle v_cache,
                nb::handle slot_mapping, nb::handle k_dequant_scale, nb::handle v_dequant_scale,
-               int32_t kv_dtype, int32_t num_threads, uintptr_t stream) {
+               int32_t kv_dtype, int32_t num_threads, uintptr_t stream, nb::handle cuda_image) {
   CallDevice device;
   const TensorArgument key_argument(key, kKey, &device);
   const TensorArgument value_argument(value, kValue, &device);
@@ -36,6 +36,7 @@ void append_kv(nb::handle key, nb::handle value, nb::handle k_cache, nb::handle 
   params.device_index = device.index;
   params.num_threads = num_threads;
   params.stream = reinterpret_cast<void*>(stream);
+  if (device.type == FV_DEVICE_CUDA) params.cuda_image = name_or_null(cuda_image);
   params.key = key_argument.view();
   params.value = value_argument.view();
   params.k_cache = k_cache_argument.view();
@@ -58,6 +59,7 @@ void bind_append(nb::module_& module) {
   module.def("append_kv", &append_kv, arg("key").none(), arg("value").none(), arg("k_cache").none(),
              arg("v_cache").none(), arg("slot_mapping").none(), arg("k_dequant_scale").none(),
              arg("v_dequant_scale").none(), arg("kv_dtype"), arg("num_threads"), arg("stream"),
+             arg("cuda_image").none(),
              "Writes key and value rows to cache slots. The GIL is released.");
 }
 

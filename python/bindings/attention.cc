@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "python/bindings/api.h"
 #include "python/bindings/errors.h"
@@ -21,6 +22,8 @@ constexpr ArgumentSpec kSinks{"sinks", "float32 [q_heads]"};
 constexpr ArgumentSpec kOut{"out", "float32, float16 or bfloat16 [rows, q_heads, head_dim]"};
 constexpr ArgumentSpec kLse{"lse", "float32 [rows, q_heads]"};
 
+thread_local const char* last_image = nullptr;
+
 // The arguments of one call, converted and held.
 class AttentionCall {
  public:
@@ -29,7 +32,7 @@ class AttentionCall {
                 nb::handle k_dequant_scale, nb::handle v_dequant_scale, nb::handle out,
                 nb::handle lse, int32_t kv_dtype, int32_t route, double softmax_scale,
                 double softcap, bool causal, int64_t window, int32_t cpu_isa, int32_t num_threads,
-                uintptr_t stream)
+                uintptr_t stream, nb::handle cuda_image, int32_t splits)
       : q_(q, kQ, &device_),
         k_cache_(k_cache, kKCacheSpec, &device_, kv_dtype),
         v_cache_(v_cache, kVCacheSpec, &device_, kv_dtype),
@@ -61,9 +64,15 @@ class AttentionCall {
     params.softmax_scale = to_float(softmax_scale, "scale");
     params.softcap = to_float(softcap, "softcap");
     params.causal = causal ? 1 : 0;
-    params.cpu_isa = cpu_isa;
     params.window = window;
     params.num_threads = num_threads;
+    // What belongs to one kind of device is left out of calls on the other.
+    if (device_.type == FV_DEVICE_CUDA) {
+      params.cuda_image = name_or_null(cuda_image);
+      params.splits = splits;
+    } else {
+      params.cpu_isa = cpu_isa;
+    }
   }
 
   fv_attention_params params{};
@@ -88,11 +97,11 @@ int32_t paged_attention(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb
                         nb::handle k_dequant_scale, nb::handle v_dequant_scale, nb::handle out,
                         nb::handle lse, int32_t kv_dtype, int32_t route, double softmax_scale,
                         double softcap, bool causal, int64_t window, int32_t cpu_isa,
-                        int32_t num_threads, uintptr_t stream, uintptr_t workspace,
-                        size_t workspace_bytes) {
+                        int32_t num_threads, uintptr_t stream, nb::handle cuda_image,
+                        int32_t splits, uintptr_t workspace, size_t workspace_bytes) {
   AttentionCall call(q, k_cache, v_cache, page_table, seq_lens, query_start_loc, sinks,
                      k_dequant_scale, v_dequant_scale, out, lse, kv_dtype, route, softmax_scale,
-                     softcap, causal, window, cpu_isa, num_threads, stream);
+                     softcap, causal, window, cpu_isa, num_threads, stream, cuda_image, splits);
   call.params.workspace = reinterpret_cast<void*>(workspace);
   call.params.workspace_bytes = workspace_bytes;
   fv_status status;
@@ -101,12 +110,18 @@ int32_t paged_attention(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb
     status = api().paged_attention(&call.params);
   }
   raise_unless_ok(status);
-  if (cpu_isa != FV_CPU_ISA_AUTO && call.params.ran_isa != cpu_isa) {
-    raise_status(FV_ERROR_INTERNAL, std::string("cpu_isa: ") +
-                                        api().cpu_isa_name(call.params.ran_isa) +
+  const fv_attention_params& done = call.params;
+  if (done.cpu_isa != FV_CPU_ISA_AUTO && done.ran_isa != done.cpu_isa) {
+    raise_status(FV_ERROR_INTERNAL, std::string("cpu_isa: ") + api().cpu_isa_name(done.ran_isa) +
                                         " ran; accepted: " + api().cpu_isa_name(cpu_isa));
   }
-  return call.params.ran_route;
+  if (done.cuda_image != nullptr && done.ran_image != nullptr &&
+      std::strcmp(done.ran_image, done.cuda_image) != 0) {
+    raise_status(FV_ERROR_INTERNAL, std::string("cuda_image: ") + done.ran_image +
+                                        " ran; accepted: " + done.cuda_image);
+  }
+  last_image = done.ran_image;
+  return done.ran_route;
 }
 
 size_t attention_workspace_bytes(nb::handle q, nb::handle k_cache, nb::handle v_cache,
@@ -115,10 +130,12 @@ size_t attention_workspace_bytes(nb::handle q, nb::handle k_cache, nb::handle v_
                                  nb::handle k_dequant_scale, nb::handle v_dequant_scale,
                                  nb::handle out, nb::handle lse, int32_t kv_dtype, int32_t route,
                                  double softmax_scale, double softcap, bool causal, int64_t window,
-                                 int32_t cpu_isa, int32_t num_threads, uintptr_t stream) {
+                                 int32_t cpu_isa, int32_t num_threads, uintptr_t stream,
+                                 nb::handle cuda_image, int32_t splits) {
   const AttentionCall call(q, k_cache, v_cache, page_table, seq_lens, query_start_loc, sinks,
                            k_dequant_scale, v_dequant_scale, out, lse, kv_dtype, route,
-                           softmax_scale, softcap, causal, window, cpu_isa, num_threads, stream);
+                           softmax_scale, softcap, causal, window, cpu_isa, num_threads, stream,
+                           cuda_image, splits);
   size_t bytes = 0;
   raise_unless_ok(api().attention_workspace_bytes(&call.params, &bytes));
   return bytes;
@@ -142,7 +159,7 @@ size_t planned_workspace_bytes(int32_t route, int32_t device_type, int32_t devic
                                int32_t q_dtype, int32_t kv_dtype, int64_t batch, int64_t rows,
                                int64_t q_heads, int64_t kv_heads, int64_t head_dim,
                                int64_t page_size, int64_t max_pages, int32_t cpu_isa,
-                               int32_t num_threads) {
+                               int32_t num_threads, nb::handle cuda_image, int32_t splits) {
   fv_attention_params params{};
   params.struct_size = sizeof params;
   params.route = route;
@@ -155,8 +172,13 @@ size_t planned_workspace_bytes(int32_t route, int32_t device_type, int32_t devic
   params.out = params.q;
   params.softmax_scale = 1.0f;
   params.causal = 1;
-  params.cpu_isa = cpu_isa;
   params.num_threads = num_threads;
+  if (device_type == FV_DEVICE_CUDA) {
+    params.cuda_image = name_or_null(cuda_image);
+    params.splits = splits;
+  } else {
+    params.cpu_isa = cpu_isa;
+  }
   size_t bytes = 0;
   raise_unless_ok(api().attention_workspace_bytes(&params, &bytes));
   return bytes;
@@ -190,8 +212,8 @@ void bind_attention(nb::module_& module) {
              arg("query_start_loc").none(), arg("sinks").none(), arg("k_dequant_scale").none(),
              arg("v_dequant_scale").none(), arg("out").none(), arg("lse").none(), arg("kv_dtype"),
              arg("route"), arg("softmax_scale"), arg("softcap"), arg("causal"), arg("window"),
-             arg("cpu_isa"), arg("num_threads"), arg("stream"), arg("workspace"),
-             arg("workspace_bytes"),
+             arg("cpu_isa"), arg("num_threads"), arg("stream"), arg("cuda_image").none(),
+             arg("splits"), arg("workspace"), arg("workspace_bytes"),
              "Runs one pass of attention into out and lse. Returns the fv_route that ran.\n\n"
              "kv_dtype is 0, or the fv_dtype of the caches, needed where they are uint8;\n"
              "workspace is the address of workspace_bytes bytes. The GIL is released.");
@@ -201,13 +223,17 @@ void bind_attention(nb::module_& module) {
              arg("k_dequant_scale").none(), arg("v_dequant_scale").none(), arg("out").none(),
              arg("lse").none(), arg("kv_dtype"), arg("route"), arg("softmax_scale"), arg("softcap"),
              arg("causal"), arg("window"), arg("cpu_isa"), arg("num_threads"), arg("stream"),
+             arg("cuda_image").none(), arg("splits"),
              "Bytes of workspace that paged_attention with these arguments needs.");
   module.def("planned_workspace_bytes", &planned_workspace_bytes, arg("route"), arg("device_type"),
              arg("device_index"), arg("q_dtype"), arg("kv_dtype"), arg("batch"), arg("rows"),
              arg("q_heads"), arg("kv_heads"), arg("head_dim"), arg("page_size"), arg("max_pages"),
-             arg("cpu_isa"), arg("num_threads"),
-             "Bytes of workspace for a capacity: batch requests of equal rows, each\n"
-             "max_pages * page_size tokens long.");
+             arg("cpu_isa"), arg("num_threads"), arg("cuda_image").none(), arg("splits"),
+             "Bytes of workspace for a capacity: rows in all, dealt to batch requests in any\n"
+             "way, each max_pages * page_size tokens long.");
+  module.def(
+      "last_cuda_image", [] { return last_image; },
+      "The device code that ran in this thread's last paged_attention; None on the CPU.");
   module.def("max_query_len", &max_query_len, arg("query_start_loc").none(),
              "Query rows of the longest request.");
 }

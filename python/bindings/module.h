@@ -27,6 +27,11 @@ inline void check_same_storage(const TensorArgument& k_cache, const TensorArgume
                 kVCacheSpec.accepted);
 }
 
+// A name, which lives as long as the object; null for None.
+inline const char* name_or_null(nanobind::handle name) {
+  return name.is_none() ? nullptr : nanobind::cast<const char*>(name);
+}
+
 void bind_attention(nanobind::module_& module);
 void bind_append(nanobind::module_& module);
 void bind_merge(nanobind::module_& module);

@@ -136,9 +136,7 @@ ScaleArgument::ScaleArgument(nb::handle scale, const ArgumentSpec& spec, CallDev
     number_ = to_float(number, spec.name);
     view_.data = &number_;
     view_.dtype = FV_DTYPE_FLOAT32;
-    view_.rank = 1;
-    view_.shape[0] = 1;
-    view_.stride[0] = 1;
+    view_.rank = 0;  // a number in host memory, wherever the call runs
     return;
   }
   TensorArgument::operator=(TensorArgument(scale, spec, device));

@@ -26,7 +26,7 @@ from flashverify.attention import paged_attention
 from flashverify.dflash2 import DFlash2Config
 from flashverify.dtypes import resolve_kv_cache_dtype
 from flashverify.info import native_info
-from flashverify.kv_cache import append_kv
+from flashverify.kv_cache import append_kv, check_append_faults
 from flashverify.logits import lm_head_logits
 from flashverify.proof import last_route, require_route, route_counts
 from flashverify.routing import Route, RoutePlan, RouteRequest, SpeculativeMethod, plan_route
@@ -34,7 +34,9 @@ from flashverify.runtime import (
     available_cpu_isas,
     cpu_isa,
     cpu_isa_override,
+    cuda_image_override,
     get_num_threads,
+    last_cuda_image,
     set_num_threads,
 )
 from flashverify.state import merge_states
@@ -63,9 +65,12 @@ __all__ = [
     "WorkspaceTooSmallError",
     "append_kv",
     "available_cpu_isas",
+    "check_append_faults",
     "cpu_isa",
     "cpu_isa_override",
+    "cuda_image_override",
     "get_num_threads",
+    "last_cuda_image",
     "last_route",
     "lm_head_logits",
     "merge_states",

@@ -47,8 +47,10 @@ def _table(rows: dict[str, object]) -> str:
 
 
 def _words(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_words(part)}" for name, part in value.items())
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
+        return ", ".join(map(_words, value)) or "none"
     return str(value)
 
 

@@ -382,7 +382,7 @@ def _execute(
         q, k_cache, v_cache, page_table, seq_lens, query_start_loc, sinks, k_dequant_scale,
         v_dequant_scale, out, lse, plan.kv_code, plan.route_code, scale, softcap, causal,
         0 if window is None else window_code(window), runtime.current_isa_code(),
-        runtime.get_num_threads(), stream,
+        runtime.get_num_threads(), stream, runtime.current_cuda_image(), workspace.splits,
     )  # fmt: skip
     with workspace.lock:
         buffer = workspace.buffers.get(plan.state, _NO_BUFFER)

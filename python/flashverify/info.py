@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from flashverify import runtime
-from flashverify.errors import FlashVerifyError
+from flashverify.errors import DeviceError, FlashVerifyError
 from flashverify.precision import load_native
 
 
@@ -22,6 +22,16 @@ class NativeInfo(TypedDict):
     extension_sha256: str
     cpu_isa: str
     cuda_images: list[str]
+    cuda_devices: list[CudaDevice] | str
+
+
+class CudaDevice(TypedDict):
+    """One CUDA device, and the device code that it would run; None: none fits."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    image: str | None
 
 
 def native_info() -> NativeInfo:
@@ -43,8 +53,17 @@ def native_info() -> NativeInfo:
         extension_path=str(files.extension.path),
         extension_sha256=files.extension.sha256(),
         cpu_isa=runtime.cpu_isa(),
-        cuda_images=[],
+        cuda_images=files.module.cuda_images(),
+        cuda_devices=_cuda_devices(files.module),
     )
+
+
+def _cuda_devices(native: Any) -> list[CudaDevice] | str:
+    """The devices, or in words why there are none."""
+    try:
+        return [native.cuda_device(index) for index in range(native.cuda_device_count())]
+    except DeviceError as error:
+        return str(error)
 
 
 def include_dir() -> Path:

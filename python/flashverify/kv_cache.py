@@ -16,7 +16,7 @@ from flashverify._arguments import (
     scale_tensor,
 )
 from flashverify._dispatch import may_differentiate, must_dispatch, refuse_autograd
-from flashverify.workspace import current_stream
+from flashverify.workspace import check_faults, current_stream
 
 _kv_codes: dict[tuple[torch.dtype, str | None], int] = {}
 
@@ -70,6 +70,18 @@ def append_kv(
     )  # fmt: skip
 
 
+def check_append_faults(device: torch.device | str) -> None:
+    """Raises for what `append_kv` calls on a CUDA device found wrong there.
+
+    Slots in device memory are read when a call runs, and not by the host: one that the
+    caches do not have is skipped, and this says so. It waits for the device.
+
+    Raises:
+      OutOfRangeError: A slot was out of range since the last check.
+    """
+    check_faults(torch.empty(0, device=device).device, [0])
+
+
 def append(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -109,7 +121,7 @@ def append(
         k_bytes, v_bytes = float8_bytes(k_cache, v_cache)
     _native.append_kv(
         key, value, k_bytes, v_bytes, slot_mapping, k_dequant_scale, v_dequant_scale, kv_code,
-        runtime.get_num_threads(), current_stream(device),
+        runtime.get_num_threads(), current_stream(device), runtime.current_cuda_image(),
     )  # fmt: skip
     # The write went past torch: autograd must still see that the caches changed.
     torch.autograd.graph.increment_version((k_cache, v_cache))

@@ -159,6 +159,7 @@ class KernelLimits:
 
     head_dims: Sequence[int]
     q_lens: range
+    q_dtypes: tuple[str, ...] = QUERY_DTYPES
     bfloat16_capability: tuple[int, int] | None = None
     """From here on a BF16 cache is read, beside a BF16 query; None: anywhere, beside any."""
 
@@ -171,8 +172,11 @@ MIN_CUDA_CAPABILITY: Final = (7, 0)
 _CPU_GROUPED: Final = KernelLimits(_GROUPED_HEAD_DIMS, range(65))
 _CPU_SCALAR: Final = KernelLimits(_SCALAR_HEAD_DIMS, range(65))
 # Tensor cores multiply FP16, which has not the range of BF16, or from SM80 on BF16
-# by BF16. Their accumulators hold 256 elements of a row at most.
-_CUDA_GROUPED: Final = KernelLimits(_GROUPED_HEAD_DIMS[:-1], range(33), (8, 0))
+# by BF16; an FP32 query would lose bits in either. Their accumulators hold 256
+# elements of a row at most.
+_CUDA_GROUPED: Final = KernelLimits(
+    _GROUPED_HEAD_DIMS[:-1], range(65), ("float16", "bfloat16"), (8, 0)
+)
 _CUDA_SCALAR: Final = KernelLimits(_SCALAR_HEAD_DIMS, range(65))
 
 KERNEL_LIMITS: Final[dict[tuple[str, Route], KernelLimits]] = {
@@ -386,10 +390,15 @@ def _misfit(request: RouteRequest, route: Route) -> str | None:
         )
         if value not in accepted
     ]
+    if request.q_dtype not in limits.q_dtypes:
+        found.append(
+            f"q_dtype: {request.q_dtype} {by}; accepted: {', '.join(limits.q_dtypes)}; "
+            f"nearest supported value: {limits.q_dtypes[0]}"
+        )
     least = limits.bfloat16_capability
     if request.kv_cache_dtype == "bfloat16" and least is not None and request.capability:
         by += " and a bfloat16 cache"
-        if request.q_dtype != "bfloat16":
+        if request.q_dtype == "float16":
             found.append(
                 f"q_dtype: {request.q_dtype} {by}; accepted: bfloat16; nearest supported value: "
                 "bfloat16"

@@ -1,8 +1,9 @@
-"""How calls run on the CPU: number of threads, and the instruction set.
+"""How calls run: CPU threads and instruction set, and the device code on CUDA.
 
-Neither is ever read from the environment. The number of threads changes no bit
-of a result. The instruction set does change bits: the one used is the best that
-the CPU has, and `cpu_isa_override` exists to compare them.
+None is ever read from the environment. The number of threads changes no bit of a
+result. The instruction set and the device code do change bits: those used are
+the best that the CPU and the device have, and `cpu_isa_override` and
+`cuda_image_override` exist to compare them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _AUTO: Final = 0
 
 _num_threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
 _isa: Final[ContextVar[int]] = ContextVar("flashverify_cpu_isa", default=_AUTO)
+_image: Final[ContextVar[str | None]] = ContextVar("flashverify_cuda_image", default=None)
 
 
 def set_num_threads(num_threads: int) -> None:
@@ -82,6 +84,38 @@ def cpu_isa_override(isa: str) -> Iterator[None]:
         yield
     finally:
         _isa.reset(token)
+
+
+@contextlib.contextmanager
+def cuda_image_override(image: str) -> Iterator[None]:
+    """Runs the CUDA calls inside with named device code, in this thread or task alone.
+
+    "compute_70" runs the SM70 source, compiled by the driver, on any newer device:
+    for tests and comparisons. It is never replaced: what has no such code is refused
+    when it is called.
+
+    Raises:
+      InvalidArgumentError: The library holds no such code.
+    """
+    images = _native.cuda_images()
+    if image not in images:
+        raise InvalidArgumentError(f"image: {image!r}; accepted: {', '.join(images) or 'none'}")
+    token = _image.set(image)
+    try:
+        yield
+    finally:
+        _image.reset(token)
+
+
+def last_cuda_image() -> str | None:
+    """The device code that this thread's last attention call ran; None on the CPU."""
+    image: str | None = _native.last_cuda_image()
+    return image
+
+
+def current_cuda_image() -> str | None:
+    """The device code to ask for; None leaves the choice to the library."""
+    return _image.get()
 
 
 def current_isa_code() -> int:

@@ -46,6 +46,7 @@ def merge(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.T
     out = outs.new_empty(shape, dtype=torch.float32)
     lse = outs.new_empty(shape[:-1], dtype=torch.float32)
     _native.merge_states(
-        outs, lses, out, lse, runtime.get_num_threads(), current_stream(outs.device)
-    )
+        outs, lses, out, lse, runtime.get_num_threads(), current_stream(outs.device),
+        runtime.current_cuda_image(),
+    )  # fmt: skip
     return out, lse

@@ -27,11 +27,20 @@ from flashverify.errors import (
     DeviceError,
     InvalidArgumentError,
     OutOfMemoryError,
+    OutOfRangeError,
     WorkspaceTooSmallError,
 )
 from flashverify.routing import Route, plan_route
 
 _DEVICE_CODES: Final = {"cpu": 1, "cuda": 2}
+_SCHEDULES: Final = {"cpu": ("c1024",), "cuda": tuple(f"n{2**k}" for k in range(8))}
+_FAULTS: Final = {
+    1: "seq_lens: above the capacity, max_pages x page_size",
+    2: "seq_lens: negative",
+    4: "query_start_loc: not ascending within the rows of q",
+    8: "page_table: a page that the caches do not have",
+    16: "slot_mapping: a slot that the caches do not have",
+}
 
 STATES: Final = ("fp32", "half")
 
@@ -71,9 +80,14 @@ class Workspace:
         Each kind of state among them gets a buffer.
       q_dtype: float32, float16 or bfloat16.
       kv_dtype: The cache's dtype, as `resolve_kv_cache_dtype` takes it.
+      schedule: How positions are cut into splits, which decides the bits of every
+        call with this workspace: on CUDA "n1" to "n128" by powers of two, the number
+        of splits that 128-token units are dealt to. None is "n128", which suits a
+        single request; large batches are faster with fewer. The CPU has "c1024".
 
     Attributes:
       device: The device.
+      schedule: The schedule's name.
       nbytes: Bytes that the planned buffers take together.
       state_nbytes: The same for ``"fp32"`` and ``"half"`` state.
 
@@ -98,8 +112,9 @@ class Workspace:
         routes: Iterable[Route | str] | None = None,
         q_dtype: torch.dtype = torch.float16,
         kv_dtype: str | torch.dtype = "fp8",
+        schedule: str | None = None,
     ) -> None:
-        self._start(device)
+        self._start(device, schedule)
         for name, value, least in (
             ("batch", batch, 1),
             ("rows", rows, 0),
@@ -141,11 +156,13 @@ class Workspace:
                 max_pages=-(-max_seq_len // page_size),
                 cpu_isa=runtime.current_isa_code(),
                 num_threads=runtime.get_num_threads(),
+                cuda_image=runtime.current_cuda_image(),
+                splits=self.splits,
             )
             state = state_of(route)
             self.state_nbytes[state] = max(self.state_nbytes[state], needed)
 
-    def _start(self, device: str | torch.device) -> None:
+    def _start(self, device: str | torch.device, schedule: str | None = None) -> None:
         try:
             kind = torch.device(device).type
         except (RuntimeError, TypeError):
@@ -157,6 +174,11 @@ class Workspace:
             self.device = torch.empty(0, device=device).device
         except (AssertionError, RuntimeError) as error:
             raise DeviceError(f"device: {device}: {error}") from error
+        schedules = _SCHEDULES[kind]
+        self.schedule = schedules[-1] if schedule is None else schedule
+        if self.schedule not in schedules:
+            refuse("schedule", repr(schedule), f"None, {', '.join(schedules)} on {kind}")
+        self.splits = 0 if kind == "cpu" else int(self.schedule[1:])
         self.state_nbytes = dict.fromkeys(STATES, 0)
         self.buffers: dict[str, Buffer] = {}
         # Re-entrant: a signal handler may make a call between two bytecodes of one.
@@ -165,11 +187,28 @@ class Workspace:
         _by_handle[self.handle] = self
 
     @classmethod
-    def unplanned(cls, device: str | torch.device = "cpu") -> Workspace:
+    def unplanned(
+        cls, device: str | torch.device = "cpu", *, schedule: str | None = None
+    ) -> Workspace:
         """A workspace without a capacity, which grows as calls need it."""
         workspace = cls.__new__(cls)
-        workspace._start(device)
+        workspace._start(device, schedule)
         return workspace
+
+    def check_faults(self) -> None:
+        """Raises for what calls with this workspace found wrong on the device.
+
+        Lengths, offsets and pages in device memory are read when a call runs, and
+        not by the host. Rows whose length or offsets are unusable come out as NaN,
+        those of an unusable page hold no result, and this says why. It waits for the
+        device; on the CPU, where every call is checked before it runs, it does
+        nothing.
+
+        Raises:
+          OutOfRangeError: Values were out of range since the last check.
+        """
+        with self.lock:
+            check_faults(self.device, [buffer.address for buffer in self.buffers.values()])
 
     @property
     def nbytes(self) -> int:
@@ -216,6 +255,22 @@ class Workspace:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{state} {nbytes} bytes" for state, nbytes in self.state_nbytes.items())
         return f"Workspace({str(self.device)!r}: {sizes})"
+
+
+def check_faults(device: torch.device, addresses: Iterable[int]) -> None:
+    """Raises for what calls with workspaces at these addresses found wrong.
+
+    Raises:
+      OutOfRangeError: Values in device memory were out of range since the last check.
+    """
+    if device.type != "cuda":
+        return
+    bits = 0
+    for address in addresses:
+        bits |= _native.cuda_faults(device.index or 0, address)
+    if bits:
+        found = [text for bit, text in _FAULTS.items() if bits & bit]
+        raise OutOfRangeError("; ".join(found) + ", on the device; accepted: values in range")
 
 
 _handles: Final = itertools.count(1)

@@ -27,7 +27,7 @@ def check_all_routes(
     what: str = "",
 ) -> None:
     expected = expected or tolerances.expected(case)
-    for route in backends.routes_for(case):
+    for route in backends.routes_for(case, backend):
         result = backends.attend(case, backend, route=route, out_dtype=out_dtype)
         expected.check(
             result.out,
@@ -234,7 +234,7 @@ def test_strided_queries_and_tables(q_dtype: torch.dtype, backend: backends.Back
         case.query_start_loc,
     )
     assert not strided.q.is_contiguous() and not strided.page_table.is_contiguous()
-    for route in backends.routes_for(case):
+    for route in backends.routes_for(case, backend):
         plain, spread = (backends.attend(c, backend, route=route) for c in (case, strided))
         backends.assert_same_bits(spread, plain, route)
 

@@ -123,7 +123,7 @@ def test_dtypes(
     kv_dtype: str, q_dtype: torch.dtype, out_dtype: torch.dtype, backend: backends.Backend
 ) -> None:
     tokens = stream(300, kv_dtype=kv_dtype, q_dtype=q_dtype)
-    for route in backends.FP32_ROUTES:
+    for route in backends.fp32_routes(backend, tokens.q, tokens.k):
         check_blocks(tokens, ending_at((70, 129, 300)), backend, route, out_dtype)
 
 
@@ -132,7 +132,7 @@ def test_dtypes(
 def test_head_dims(head_dim: int, backend: backends.Backend) -> None:
     tokens = stream(1100, head_dim=head_dim)
     blocks = ending_at((9, 64, 200, 1030)) + ending_at((90, 1100), q_len=17)
-    for route in backends.FP32_ROUTES:
+    for route in backends.fp32_routes(backend, tokens.q, tokens.k):
         check_blocks(tokens, blocks, backend, route)
 
 
@@ -151,7 +151,7 @@ def test_groups(q_heads: int, kv_heads: int, backend: backends.Backend) -> None:
     """Every number of rows per pass: from 1 to 64 x 40, full tiles of rows and remainders."""
     tokens = stream(200, q_heads=q_heads, kv_heads=kv_heads)
     blocks = [block for q_len in (2, 3, 5, 7, 8, 31, 64) for block in ending_at((130, 199), q_len)]
-    for route in backends.FP32_ROUTES:
+    for route in backends.fp32_routes(backend, tokens.q, tokens.k):
         check_blocks(tokens, blocks, backend, route)
 
 

@@ -108,13 +108,13 @@ def kernel_fits(r: RouteRequest, route: Route) -> bool:
         return 1 <= r.head_dim <= 512 and 0 <= r.q_len <= 64
     if r.head_dim not in {64, 80, 96, 112, 128, 192, 256, 512}:
         return False
-    if r.device_type == "cuda" and r.head_dim == 512:
+    if r.device_type == "cuda" and (r.head_dim == 512 or r.q_dtype == "float32"):
         return False
     if r.device_type == "cuda" and r.kv_cache_dtype == "bfloat16" and not bfloat16_tensor_cores(r):
         return False
     if route.value == "xqa_half":
         return 0 <= r.q_len <= 1
-    return 0 <= r.q_len <= (64 if r.device_type == "cpu" else 32)
+    return 0 <= r.q_len <= 64
 
 
 def may_name(r: RouteRequest) -> bool:
@@ -159,7 +159,7 @@ def test_every_request_of_the_product_against_the_rules() -> None:
                 assert found is r.route, r
     # The product reaches every outcome often enough to mean something.
     assert outcomes.total() > 200_000
-    assert min(outcomes[route] for route in ROUTES) > 500, outcomes
+    assert min(outcomes[route] for route in ROUTES) > 400, outcomes
 
 
 ADVICE = re.compile(r"(\w+): [^;]*; accepted: [^;]*; nearest supported value: ([^;]+)")
@@ -290,7 +290,8 @@ def test_a_bfloat16_cache_meets_tensor_cores_that_hold_its_range(
     device: dict[str, Any] = {"device_type": "cuda", "capability": capability}
     assert plan(kv_cache_dtype="bfloat16", q_dtype=q_dtype, **device).route == route
     # FP8 is exact in either operand type, and the CPU computes in FP32.
-    assert plan(kv_cache_dtype="fp8", q_dtype=q_dtype, **device).route is Route.grouped_fp32
+    exact = Route.scalar_fp32 if q_dtype == "float32" else Route.grouped_fp32
+    assert plan(kv_cache_dtype="fp8", q_dtype=q_dtype, **device).route is exact
     assert plan(kv_cache_dtype="bfloat16", q_dtype=q_dtype).route is Route.grouped_fp32
 
 

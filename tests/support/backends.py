@@ -19,13 +19,14 @@ GROUPED_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256, 512)
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """A device and, on the CPU, the instruction set to use (None: the best one)."""
+    """A device, and the instruction set or the device code to use (None: its best)."""
 
     device: str
     isa: str | None = None
+    image: str | None = None
 
     def __str__(self) -> str:
-        return self.device if self.isa is None else f"{self.device}-{self.isa}"
+        return "-".join(part for part in (self.device, self.isa, self.image) if part)
 
     @functools.cached_property
     def missing(self) -> str | None:
@@ -35,18 +36,24 @@ class Backend:
                 return "torch sees no CUDA device"
             if not fv.native_info()["cuda_images"]:
                 return "this build of flashverify has no CUDA image"
+            if self.image not in (None, *fv.native_info()["cuda_images"]):
+                return f"this build of flashverify has no {self.image} image"
         elif self.isa is not None and self.isa not in fv.available_cpu_isas():
             return f"this CPU has no {self.isa}"
         return None
 
     @contextlib.contextmanager
     def selected(self, threads: int | None = None) -> Iterator[None]:
-        """Makes calls inside use the instruction set and so many threads."""
-        isa = contextlib.nullcontext() if self.isa is None else fv.cpu_isa_override(self.isa)
+        """Makes calls inside use the instruction set or device code, and so many threads."""
+        chosen: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self.isa is not None:
+            chosen = fv.cpu_isa_override(self.isa)
+        elif self.image is not None:
+            chosen = fv.cuda_image_override(self.image)
         before = fv.get_num_threads()
         fv.set_num_threads(threads or before)
         try:
-            with isa:
+            with chosen:
                 yield
         finally:
             fv.set_num_threads(before)
@@ -68,15 +75,45 @@ def _parameters(*backends: Backend) -> pytest.MarkDecorator:
 
 CPU = Backend("cpu")
 CUDA = Backend("cuda")
+# The oldest source and the newest portable one, as the driver compiles them for this device.
+CUDA_IMAGES = (
+    Backend("cuda", image="compute_70"),
+    Backend("cuda", image="compute_89"),
+)
 on_every_device = _parameters(CPU, CUDA)
 on_every_backend = _parameters(
-    Backend("cpu", "portable"), Backend("cpu", "avx2"), Backend("cpu", "avx512"), CUDA
+    Backend("cpu", "portable"),
+    Backend("cpu", "avx2"),
+    Backend("cpu", "avx512"),
+    CUDA,
+    *CUDA_IMAGES,
 )
 
 
-def routes_for(case: cases.Case) -> list[str]:
-    """Every route that supports the case's shape."""
-    grouped = case.q.shape[-1] in GROUPED_HEAD_DIMS
+def has_grouped(backend: Backend, q: torch.Tensor, cache: torch.Tensor) -> bool:
+    """Whether the grouped routes compute such queries and caches on the backend."""
+    head_dim = q.shape[-1]
+    if head_dim not in GROUPED_HEAD_DIMS:
+        return False
+    if backend.device == "cpu":
+        return True
+    # Tensor cores: rows of 256 elements, 16-bit operands, BF16 times BF16 alone and not on SM70.
+    if head_dim > 256 or q.dtype == torch.float32:
+        return False
+    if cache.dtype != torch.bfloat16:
+        return True
+    return q.dtype == torch.bfloat16 and backend.image != "compute_70"
+
+
+def fp32_routes(backend: Backend, q: torch.Tensor, cache: torch.Tensor) -> list[str]:
+    """The routes with FP32 state that compute such queries and caches on the backend."""
+    grouped = has_grouped(backend, q, cache)
+    return [route for route in FP32_ROUTES if grouped or route.startswith("scalar")]
+
+
+def routes_for(case: cases.Case, backend: Backend = CPU) -> list[str]:
+    """Every route that computes the case on the backend."""
+    grouped = has_grouped(backend, case.q, case.k_cache)
     decode = int(case.query_start_loc.diff().max()) <= 1
     return [
         route
@@ -129,6 +166,8 @@ def attend(
     threads: int | None = None,
 ) -> Result:
     """Runs the case by the named route, into an output that was NaN before."""
+    if route not in routes_for(case, backend):
+        pytest.skip(f"{backend} does not compute {case.q.dtype} by {case.k_cache.dtype} in {route}")
     out = cases.poisoned_storage(out_dtype or case.q.dtype, *case.q.shape).to(backend.device)
     with backend.selected(threads):
         returned, lse = fv.paged_attention(

@@ -35,13 +35,17 @@ def _cuda_image_impl(ctx):
         images.append(struct(source = ctx.label.name, arch = arch, image = image, report = report))
     return [
         DefaultInfo(files = depset([image.image for image in images])),
-        OutputGroupInfo(reports = depset([image.report for image in images])),
+        OutputGroupInfo(
+            reports = depset([image.report for image in images]),
+            **{image.arch: depset([image.image]) for image in images}
+        ),
         CudaImagesInfo(images = images),
     ]
 
 cuda_image = rule(
     doc = "One source compiled for several architectures. The target's name is the " +
-          "source's name in the table that the library searches.",
+          "source's name in the table that the library searches. Output groups: " +
+          "each architecture's image by its name, and \"reports\".",
     implementation = _cuda_image_impl,
     attrs = {
         "src": attr.label(mandatory = True, allow_single_file = [".cu"]),

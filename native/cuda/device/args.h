@@ -38,6 +38,8 @@ enum StatusBit : uint32 {
   kStatusLengthAboveCapacity = 1,  // seq_lens[b] > max_pages * page_size
   kStatusNegativeLength = 2,       // seq_lens[b] < 0
   kStatusBadQueryStart = 4,        // query_start_loc not ascending within [0, rows]
+  kStatusPageOutOfRange = 8,       // page_table names a page that is not there
+  kStatusSlotOutOfRange = 16,      // slot_mapping names a slot that is not there
 };
 
 struct Cache {
@@ -60,7 +62,7 @@ struct AttentionArgs {
   int64 page_table_row_stride;  // entries
   const int* seq_lens;
   const int* query_start_loc;  // null: rows / batch each
-  const float* k_scale;        // null: 1
+  const float* k_scale;        // null: k_scale_number
   const float* v_scale;
   int64 k_scale_stride;  // elements
   int64 v_scale_stride;
@@ -83,6 +85,7 @@ struct AttentionArgs {
   uint32 group_magic;  // ceil(2^32 / group), 0: rows too many for it
   int kv_heads;
   int head_dim;
+  int pages;  // of the caches
   int page_size;
   int max_pages;
   int q_type;
@@ -97,6 +100,8 @@ struct AttentionArgs {
   int granule_tokens;  // tokens that lie together in a page: 8, 16 (bulk copy)
   float score_scale;   // softmax_scale * log2(e), without the cache's scale
   float softcap;       // 0: none
+  float k_scale_number;
+  float v_scale_number;
 };
 
 // Key and value rows on their way into the cache.
@@ -105,7 +110,7 @@ struct AppendArgs {
   int64 token_stride[2];
   int64 head_stride[2];
   Cache cache[2];
-  const float* scale[2];  // null: 1
+  const float* scale[2];  // null: scale_number
   int64 scale_stride[2];  // elements
   const void* slots;
   int64 slot_stride;  // elements
@@ -115,6 +120,9 @@ struct AppendArgs {
   int head_dim;
   int page_size;
   int source_type;
+  float scale_number[2];
+  int64 slot_count;  // pages * page_size
+  uint32* status;
 };
 
 // Partial results of the same rows over disjoint keys. Strides in elements.

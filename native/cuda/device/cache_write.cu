@@ -1,4 +1,4 @@
-// append_kv: one warp per token and head, key and value. Never run on a device yet.
+// append_kv: one warp per token and head, key and value.
 #include "native/cuda/device/cache_codec.cuh"
 
 namespace flashverify::cuda {
@@ -14,14 +14,18 @@ FV_DEVICE void append(const AppendArgs& p) {
                          ? reinterpret_cast<const int64*>(p.slots)[token * p.slot_stride]
                          : reinterpret_cast<const int*>(p.slots)[token * p.slot_stride];
   if (slot < 0) return;
+  if (slot >= p.slot_count) {
+    if (lane == 0) atomicOr(p.status, kStatusSlotOutOfRange);
+    return;
+  }
   const int64 page = slot / p.page_size;
   const int64 offset = slot % p.page_size;
   const int bytes = element_bytes(p.source_type);
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
     const Cache& cache = p.cache[which];
-    const float scale =
-        p.scale[which] == nullptr ? 1.0f : p.scale[which][head * p.scale_stride[which]];
+    const float scale = p.scale[which] == nullptr ? p.scale_number[which]
+                                                  : p.scale[which][head * p.scale_stride[which]];
     const unsigned char* source =
         p.source[which] + token * p.token_stride[which] + head * p.head_stride[which];
     unsigned char* target = const_cast<unsigned char*>(cache.data) + page * cache.page_stride +

@@ -285,7 +285,8 @@ struct GroupedLoop {
       if (fetched) c.fetch_queries(tile, item.head);
       if (index == blockIdx.x) pipe.start();
       const int length = p.seq_lens[tile.request];
-      const float k_scale = p.k_scale == nullptr ? 1.0f : p.k_scale[item.head * p.k_scale_stride];
+      const float k_scale =
+          p.k_scale == nullptr ? p.k_scale_number : p.k_scale[item.head * p.k_scale_stride];
       resolve_row_tile(p, tile, length, c.lane);
       const int begin = uniform(tile.unit_begin);
       const int end = uniform(tile.unit_end);

@@ -55,7 +55,7 @@ FV_DEVICE float finish_tile_row(const AttentionArgs& p, const RowTile& tile, int
   if (row >= tile.count) return 0.0f;
   const float* sink =
       p.sinks == nullptr ? nullptr : p.sinks + head * p.group + (tile.first + row) % p.group;
-  const float scale = p.v_scale == nullptr ? 1.0f : p.v_scale[head * p.v_scale_stride];
+  const float scale = p.v_scale == nullptr ? p.v_scale_number : p.v_scale[head * p.v_scale_stride];
   float lse;
   float factor = finish_row(max, sum, sink, scale / Kv::kScale, lse);
   if (tile.bad) factor = lse = __int_as_float(0x7fffffff);

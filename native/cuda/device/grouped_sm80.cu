@@ -20,14 +20,9 @@ FV_DEVICE void run_if_it_fits(const AttentionArgs& args) {
 }
 }  // namespace flashverify::cuda
 
-// The half-precision arms are those of FP8 caches.
-#if FV_LEGACY
 #define FV_ARMS(blocks, rows)                    \
   FV_INSTANCE(grouped_fp32, blocks, rows, false) \
   FV_INSTANCE(grouped_half, blocks, rows, true)
-#else
-#define FV_ARMS(blocks, rows) FV_INSTANCE(grouped_fp32, blocks, rows, false)
-#endif
 
 FV_ARMS(1, 8)
 #if FV_DIM > 128

@@ -68,7 +68,8 @@ struct CopyPipe {
     int64 offset = 0;
     if (token < seq_len) {
       const int page = token / p.page_size;
-      offset = table[page] * cache.page_stride + (token - page * p.page_size) * cache.token_stride;
+      offset = usable_page(p, table[page]) * cache.page_stride +
+               (token - page * p.page_size) * cache.token_stride;
     }
     const unsigned char* const heads = cache.data + head * cache.head_stride;
 #pragma unroll

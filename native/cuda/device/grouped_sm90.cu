@@ -1,6 +1,5 @@
 // Instances of the sm_90a grouped kernel for one cache type and head dimension,
-// which the build passes as FV_KV, FV_KV_NAME and FV_DIM. Only those of E4M3 with
-// D 128 and 256 have been checked on a device.
+// which the build passes as FV_KV, FV_KV_NAME and FV_DIM.
 #include "native/cuda/device/grouped_sm90.cuh"
 
 #define FV_NAME4(route, kv, dim, rows) route##_##kv##_d##dim##_r##rows
@@ -12,14 +11,9 @@
     using namespace flashverify::cuda;                                                            \
     grouped_sm90<GroupedShape<FV_KV, FV_DIM, blocks, legacy>>(args, maps);                        \
   }
-// The half-precision arms are those of FP8 caches.
-#if FV_LEGACY
 #define FV_ARMS(blocks, rows)                    \
   FV_INSTANCE(grouped_fp32, blocks, rows, false) \
   FV_INSTANCE(grouped_half, blocks, rows, true)
-#else
-#define FV_ARMS(blocks, rows) FV_INSTANCE(grouped_fp32, blocks, rows, false)
-#endif
 
 FV_ARMS(1, 8)
 FV_ARMS(2, 16)

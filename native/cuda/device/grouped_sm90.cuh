@@ -120,6 +120,10 @@ struct Producer {
   FV_DEVICE void copy_unit(int unit, Granule granule, int which) {
     constexpr int kColumns = Shape::kRowBytes >= 128 ? Shape::kRowBytes / 128 : 1;
     constexpr int kColumnWidth = Shape::kRowBytes >= 128 ? 128 : Shape::kRowBytes;
+    // The copy engine reads no page that is not there; it brings zeros.
+    if (which == 0 && unit * kUnitTokens + lane * p.granule_tokens < seq_len) {
+      usable_page(p, granule.page);
+    }
     if (lane == 0) wait_empty();
     __syncwarp();
     const int per_half = kHalfTokens / p.granule_tokens;
@@ -182,7 +186,8 @@ struct Producer {
         uint4 v = make_uint4(0, 0, 0, 0);
         if (token < seq_len && chunk * 16 < p.head_dim * Kv::kBytes) {
           const int index = token / p.page_size;
-          const unsigned char* source = cache.data + table[index] * cache.page_stride +
+          const int page = usable_page(p, table[index]);
+          const unsigned char* source = cache.data + page * cache.page_stride +
                                         (token - index * p.page_size) * cache.token_stride +
                                         head * cache.head_stride + chunk * 16;
           if (p.vector_copy) {

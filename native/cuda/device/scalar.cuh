@@ -86,7 +86,8 @@ FV_DEVICE void scalar_splits(const AttentionArgs& p) {
   const int q_bytes = element_bytes(p.q_type);
   for (int d = thread; d < p.head_dim; d += kScalarThreads)
     query[d] = load_element(q + d * q_bytes, p.q_type);
-  const float k_scale = p.k_scale == nullptr ? 1.0f : p.k_scale[kv_head * p.k_scale_stride];
+  const float k_scale =
+      p.k_scale == nullptr ? p.k_scale_number : p.k_scale[kv_head * p.k_scale_stride];
   const int* const table = p.page_table + r.request * p.page_table_row_stride;
 
   float max = -kInfinity;
@@ -103,7 +104,7 @@ FV_DEVICE void scalar_splits(const AttentionArgs& p) {
     if (key >= r.keys.begin && key < r.keys.end) {
       const int page = key / p.page_size;
       const int64 token = key - page * p.page_size;
-      const int64 id = table[page];
+      const int64 id = usable_page(p, table[page]);
       const unsigned char* k =
           p.k.data + id * p.k.page_stride + token * p.k.token_stride + kv_head * p.k.head_stride;
       value[thread] =
@@ -178,7 +179,8 @@ FV_DEVICE void scalar_merge(const AttentionArgs& p) {
       factors[i] = make_float2(f.old, f.add);
     }
     const int kv_head = head / p.group;
-    const float scale = p.v_scale == nullptr ? 1.0f : p.v_scale[kv_head * p.v_scale_stride];
+    const float scale =
+        p.v_scale == nullptr ? p.v_scale_number : p.v_scale[kv_head * p.v_scale_stride];
     float lse;
     output_factor = finish_row(max, sum, p.sinks == nullptr ? nullptr : p.sinks + head, scale, lse);
     if (r.bad) output_factor = lse = __int_as_float(0x7fffffff);

@@ -40,6 +40,16 @@ struct RowTile {
   int unit_end;
 };
 
+// A page of the table as it may be used: one that is not there is reported, and
+// the first is read in its place.
+FV_DEVICE int usable_page(const AttentionArgs& p, int page) {
+  if (FV_UNLIKELY(static_cast<uint32>(page) >= static_cast<uint32>(p.pages))) {
+    atomicOr(p.status, kStatusPageOutOfRange);
+    return 0;
+  }
+  return page;
+}
+
 FV_DEVICE int query_start(const AttentionArgs& p, int request) {
   if (p.query_start_loc != nullptr) return p.query_start_loc[request];
   return request * (p.rows / p.batch);

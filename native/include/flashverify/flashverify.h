@@ -72,7 +72,16 @@ typedef enum fv_cpu_isa {
 
 #define FV_MAX_RANK 4
 
-/* A view of memory that the caller owns. An absent optional tensor has
+/* What device code found in a call's device-side inputs, as bits. */
+typedef enum fv_cuda_fault {
+  FV_CUDA_FAULT_LENGTH_ABOVE_CAPACITY = 1, /* seq_lens above max_pages * page_size */
+  FV_CUDA_FAULT_NEGATIVE_LENGTH = 2,       /* seq_lens below 0 */
+  FV_CUDA_FAULT_BAD_QUERY_START = 4,       /* query_start_loc not ascending within the rows */
+  FV_CUDA_FAULT_PAGE_OUT_OF_RANGE = 8,     /* page_table names a page that is not there */
+  FV_CUDA_FAULT_SLOT_OUT_OF_RANGE = 16     /* slot_mapping names a slot that is not there */
+} fv_cuda_fault;
+
+/* A view of memory that the caller owns, on the call's device. An absent optional tensor has
  * data = NULL and dtype = FV_DTYPE_NONE. A tensor with no elements may have
  * data = NULL beside its dtype. */
 typedef struct fv_tensor {
@@ -83,13 +92,22 @@ typedef struct fv_tensor {
   int64_t stride[FV_MAX_RANK]; /* in elements */
 } fv_tensor;
 
+/* A scale is float32 [1] or [kv_heads], or of rank 0: a number that is read when
+ * the call is made, from the host's memory on every device. Absent, it is 1. */
+
 /* One pass of attention over a paged cache.
  *
  * Rows of one request are contiguous in q. Row j of a request with n_q rows and
  * seq_len n sees keys 0 .. n - n_q + j when causal, 0 .. n - 1 otherwise; a
  * window w > 0 keeps the last w of those. A row that sees nothing gives output
  * 0 and LSE -inf. Bytes at or beyond seq_len, and page-table entries past the
- * last used page, are never used. */
+ * last used page, are never used.
+ *
+ * On CUDA the call enqueues its work on the stream and returns; lengths, offsets,
+ * pages, sinks and scales are read on the device when it runs, so that a captured
+ * call follows them. What is wrong with them there is told by cuda_faults: an
+ * unusable length or offset makes the rows concerned NaN; a page that is not
+ * there is not read, and the rows concerned hold no result. */
 typedef struct fv_attention_params {
   uint32_t struct_size; /* sizeof(fv_attention_params) */
   int32_t route;        /* fv_route, named: routing is the caller's business */
@@ -104,10 +122,10 @@ typedef struct fv_attention_params {
   fv_tensor seq_lens;        /* int32 [batch], keys visible to the last row */
   fv_tensor query_start_loc; /* int32 [batch + 1], optional: rows / batch each */
   fv_tensor sinks;           /* float32 [q_heads], optional */
-  fv_tensor k_dequant_scale; /* float32 [1] or [kv_heads], optional: 1 */
-  fv_tensor v_dequant_scale; /* float32 [1] or [kv_heads], optional: 1 */
-  fv_tensor out;             /* [rows, q_heads, head_dim] float32, float16 or bfloat16 */
-  fv_tensor lse;             /* float32 [rows, q_heads], natural log, optional */
+  fv_tensor k_dequant_scale; /* a scale, optional */
+  fv_tensor v_dequant_scale;
+  fv_tensor out; /* [rows, q_heads, head_dim] float32, float16 or bfloat16 */
+  fv_tensor lse; /* float32 [rows, q_heads], natural log, optional */
 
   float softmax_scale;
   float softcap;       /* c * tanh(x / c) on the scaled score; 0 = none */
@@ -115,19 +133,25 @@ typedef struct fv_attention_params {
   int32_t cpu_isa;     /* fv_cpu_isa */
   int64_t window;      /* keys a row sees, itself included; 0 = all */
   int32_t num_threads; /* CPU threads to use at most; >= 1 */
-  int32_t reserved;    /* 0 */
+  int32_t splits;      /* CUDA: into how many parts positions are dealt, a power of two
+                          up to 128; 0 = 128. Bits differ between two values. */
 
-  void* workspace; /* 64-byte aligned */
+  void* workspace; /* 64-byte aligned, on the call's device */
   size_t workspace_bytes;
 
-  int32_t ran_route; /* out: fv_route as the kernel that ran names itself */
-  int32_t ran_isa;   /* out: fv_cpu_isa that ran, FV_CPU_ISA_AUTO off the CPU */
+  /* CUDA: the device code to run, such as "compute_70"; NULL = the device's own. */
+  const char* cuda_image;
+
+  int32_t ran_route;     /* out: fv_route as the kernel that ran names itself */
+  int32_t ran_isa;       /* out: fv_cpu_isa that ran, FV_CPU_ISA_AUTO off the CPU */
+  const char* ran_image; /* out: the device code that ran, NULL on the CPU */
 } fv_attention_params;
 
 /* Writes key and value rows to cache slots; slot = page * page_size + offset,
  * a negative slot is skipped. Values are divided by the dequant scale, then
  * rounded to nearest even; FP8 saturates, and keeps NaN. A slot that appears
- * twice is an error. */
+ * twice is an error, which only the CPU reports. On CUDA a slot that is not there
+ * is skipped, and told by cuda_faults of the workspace NULL. */
 typedef struct fv_append_params {
   uint32_t struct_size;
   int32_t device_type;
@@ -139,8 +163,9 @@ typedef struct fv_append_params {
   fv_tensor k_cache; /* as in fv_attention_params */
   fv_tensor v_cache;
   fv_tensor slot_mapping;    /* int64 or int32 [tokens] */
-  fv_tensor k_dequant_scale; /* float32 [1] or [kv_heads], optional: 1 */
+  fv_tensor k_dequant_scale; /* a scale, optional */
   fv_tensor v_dequant_scale;
+  const char* cuda_image; /* as in fv_attention_params */
 } fv_append_params;
 
 /* Merges n partial results of the same rows over disjoint sets of keys, by the
@@ -151,11 +176,21 @@ typedef struct fv_merge_params {
   int32_t device_index;
   int32_t num_threads;
   void* stream;
-  fv_tensor outs;    /* float32 [n, rows, heads, head_dim] */
-  fv_tensor lses;    /* float32 [n, rows, heads], natural log, -inf = nothing seen */
-  fv_tensor out;     /* float32 [rows, heads, head_dim] */
-  fv_tensor out_lse; /* float32 [rows, heads] */
+  fv_tensor outs;         /* float32 [n, rows, heads, head_dim] */
+  fv_tensor lses;         /* float32 [n, rows, heads], natural log, -inf = nothing seen */
+  fv_tensor out;          /* float32 [rows, heads, head_dim] */
+  fv_tensor out_lse;      /* float32 [rows, heads] */
+  const char* cuda_image; /* as in fv_attention_params */
 } fv_merge_params;
+
+typedef struct fv_cuda_device {
+  uint32_t struct_size;
+  int32_t index;
+  int32_t major; /* compute capability */
+  int32_t minor;
+  char name[256];
+  const char* image; /* the device code that runs there; NULL: none does */
+} fv_cuda_device;
 
 /* Everything the library offers. The fields up to build_id never move. */
 typedef struct fv_api {
@@ -176,7 +211,8 @@ typedef struct fv_api {
   int32_t (*has_cpu_isa)(int32_t isa); /* 1 if this CPU has it */
 
   /* Bytes of workspace that a call of these shapes needs. Of the tensors' data
-   * only seq_lens and query_start_loc are read; the other pointers may be NULL.
+   * only seq_lens and query_start_loc are read, and these on the CPU alone; the
+   * other pointers may be NULL.
    * For a capacity leave those two absent: every request then counts as
    * max_pages * page_size keys long, and the rows may be dealt to the requests
    * in any way. Beside seq_lens, page_table may be absent. */
@@ -190,6 +226,15 @@ typedef struct fv_api {
   /* Calls completed per route since the library was loaded; counts has
    * FV_ROUTE_COUNT elements, indexed by fv_route. */
   void (*route_counts)(uint64_t* counts);
+
+  /* The names of the device code in this library, ended by NULL. */
+  const char* const* (*cuda_images)(void);
+  /* Without a CUDA driver: FV_ERROR_DEVICE, and the reason. */
+  fv_status (*cuda_device_count)(int32_t* count);
+  fv_status (*cuda_device)(int32_t index, fv_cuda_device* device);
+  /* What calls with this workspace found since the last time: bits of
+   * fv_cuda_fault. Waits for the device's work. */
+  fv_status (*cuda_faults)(int32_t device_index, const void* workspace, uint32_t* faults);
 } fv_api;
 
 #if defined(__GNUC__)
