@@ -86,7 +86,7 @@ class FakeServer:
 
 
 @contextlib.contextmanager
-def serve(fake):
+def serve(fake, port=0):
     """The address at which ``fake`` answers, until the end of the block."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -104,6 +104,11 @@ def serve(fake):
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path == "/tokenize":
+                # A token a word.
+                ids = [sum(word.encode()) for word in body["prompt"].split()]
+                self._send(json.dumps({"tokens": ids}).encode())
+                return
             fake.bodies.append(body)
             answer = fake.complete(body)
             if answer.get("status"):
@@ -121,7 +126,7 @@ def serve(fake):
         def log_message(self, *_args):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

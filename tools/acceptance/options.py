@@ -58,34 +58,38 @@ def parse(arguments: Sequence[str]) -> Options:
         positional = values(["acceptance", *arguments])[1:]
     except flags.Error as error:
         raise UsageError(str(error).replace("\n", " ")) from error
-    if values["help"].value:
+
+    def value(name: str) -> Any:
+        return values[name].value
+
+    if value("help"):
         raise HelpRequested(DESCRIPTION + values.get_help())
     if positional:
         raise UsageError(f"unexpected argument {positional[0]!r}: all arguments are --flag=value")
-    if not values["url"].value:
+    if not value("url"):
         raise UsageError("--url: missing; the address of a server, such as http://127.0.0.1:8000")
     # `bazel run` starts the program in its runfiles and says where the caller stood.
     caller_folder = Path(os.environ.get("BUILD_WORKING_DIRECTORY") or Path.cwd())
 
     def path(name: str) -> Path | None:
-        text = values[name].value
+        text = value(name)
         return Path(os.path.normpath(caller_folder / Path(text).expanduser())) if text else None
 
     file = path("prompts")
     return Options(
-        url=values["url"].value,
-        model=values["model"].value,
+        url=value("url"),
+        model=value("model"),
         cases=prompts.read(file) if file else prompts.DEFAULT,
         parameters={
-            "max_tokens": values["max_tokens"].value,
-            "temperature": values["temperature"].value,
-            "seed": values["seed"].value,
-            **({"ignore_eos": True} if values["ignore_eos"].value else {}),
+            "max_tokens": value("max_tokens"),
+            "temperature": value("temperature"),
+            "seed": value("seed"),
+            **({"ignore_eos": True} if value("ignore_eos") else {}),
         },
-        repeat=values["repeat"].value,
-        timeout_s=values["timeout_s"].value,
-        settle_s=values["settle_s"].value,
-        prefix=values["prefix"].value,
+        repeat=value("repeat"),
+        timeout_s=value("timeout_s"),
+        settle_s=value("settle_s"),
+        prefix=value("prefix"),
         out=path("out"),
         caller_folder=caller_folder,
         command=shlex.join(["acceptance", *arguments]),

@@ -5,6 +5,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -74,7 +75,11 @@ def parse(arguments: Sequence[str]) -> Options:
         positional = values(["model_ab", *arguments])[1:]
     except flags.Error as error:
         raise UsageError(str(error).replace("\n", " ")) from error
-    if values["help"].value:
+
+    def value(name: str) -> Any:
+        return values[name].value
+
+    if value("help"):
         raise HelpRequested(DESCRIPTION + values.get_help())
     if positional:
         raise UsageError(f"unexpected argument {positional[0]!r}: all arguments are --flag=value")
@@ -82,41 +87,41 @@ def parse(arguments: Sequence[str]) -> Options:
     caller_folder = Path(os.environ.get("BUILD_WORKING_DIRECTORY") or Path.cwd())
 
     def path(name: str) -> Path | None:
-        text = values[name].value
+        text = value(name)
         return Path(os.path.normpath(caller_folder / Path(text).expanduser())) if text else None
 
-    references = tuple(name for name in values["references"].value.split(",") if name)
+    references = tuple(name for name in value("references").split(",") if name)
     for name in references:
         if name not in REFERENCES:
             raise UsageError(f"--references={name}: known are {', '.join(REFERENCES)}")
-    context, max_tokens = values["context"].value, values["max_tokens"].value
+    context, max_tokens = value("context"), value("max_tokens")
     if max_tokens >= context:
         raise UsageError(f"--max_tokens={max_tokens}: accepted are 1 to {context - 1}")
     options = Options(
-        arm_a=values["arm_a"].value,
-        arm_b=values["arm_b"].value,
-        urls={name: values[f"arm_{name.lower()}_url"].value or None for name in "AB"},
-        pids={name: values[f"arm_{name.lower()}_pid"].value or None for name in "AB"},
+        arm_a=value("arm_a"),
+        arm_b=value("arm_b"),
+        urls={name: value(f"arm_{name.lower()}_url") or None for name in "AB"},
+        pids={name: value(f"arm_{name.lower()}_pid") or None for name in "AB"},
         references=references,
         vllm_python=path("vllm_python") or Path(),
         model=path("model"),
-        kv_cache_dtype=values["kv_cache_dtype"].value,
-        speculative_tokens=values["speculative_tokens"].value,
-        row_invariant_linears=values["row_invariant_linears"].value,
-        server_args=tuple(shlex.split(values["server_args"].value)),
-        texts=tuple(values["texts"].value),
+        kv_cache_dtype=value("kv_cache_dtype"),
+        speculative_tokens=value("speculative_tokens"),
+        row_invariant_linears=value("row_invariant_linears"),
+        server_args=tuple(shlex.split(value("server_args"))),
+        texts=tuple(value("texts")),
         context=context,
         max_tokens=max_tokens,
-        blocks=values["blocks"].value,
-        seed=values["seed"].value,
-        start_timeout_s=values["start_timeout_s"].value,
-        timeout_s=values["timeout_s"].value,
-        settle_s=values["settle_s"].value,
+        blocks=value("blocks"),
+        seed=value("seed"),
+        start_timeout_s=value("start_timeout_s"),
+        timeout_s=value("timeout_s"),
+        settle_s=value("settle_s"),
         out=path("out"),
         caller_folder=caller_folder,
         command=shlex.join(["model_ab", *arguments]),
     )
-    if options.starts_servers and not values["vllm_python"].value:
+    if options.starts_servers and not value("vllm_python"):
         raise UsageError(
             "--vllm_python: missing; the Python of an environment with vLLM and flashverify's "
             "wheel, or --arm_a_url, --arm_b_url and --references= for servers that run already"

@@ -71,7 +71,9 @@ def _draw_distance(axes: Axes, result: Result) -> None:
                 axes.plot(rms, line, color=COLOUR[arm], linewidth=1, label=label)
     if axes.lines:
         axes.legend(frameon=False, fontsize=7)
-        axes.set_yscale("log")
+        # Arms without any distance have nothing to show on a logarithm's axis.
+        if any(value > 0 for line in axes.lines for value in line.get_ydata()):
+            axes.set_yscale("log")
     axes.set_title("Log-probability distance")
     axes.set_xlabel("block of 256 tokens of the text")
     axes.set_ylabel("root mean square")
