@@ -1,0 +1,102 @@
+"""Compares what ptxas says of the reviewed kernels with resources.tsv.
+
+A change of registers is reviewed by changing that file; a spill, or fewer warps per
+multiprocessor than planned, is an error whatever the file says.
+"""
+
+import difflib
+import os
+import re
+from pathlib import Path
+
+FOLDER = Path(os.environ.get("TEST_SRCDIR", ".")) / os.environ.get("TEST_WORKSPACE", ".")
+GOLDEN = FOLDER / "native/cuda/resources.tsv"
+HEADER = "# image\tarchitecture\tkernel\tregisters\tstack\tspill stores\tspill loads\tshared\n"
+
+REGISTERS = 65536  # of a multiprocessor, on every architecture
+REGISTER_UNIT = 256  # a warp's are given out in such pieces
+MOST_WARPS = {"sm_75": 32, "sm_86": 48, "sm_89": 48, "sm_120": 48}
+SHARED_BYTES = {"sm_70": 96, "sm_75": 64, "sm_80": 164, "sm_90": 228, "sm_100": 228}  # else 100 KiB
+
+# (kernel, threads of a block, warps that a multiprocessor must hold at least). The
+# grouped kernels are made for one block: their registers and shared memory hide the
+# latencies that warps do elsewhere.
+PLANS = (
+    (r"grouped_.*", 256, 8),
+    (r"scalar_.*", 128, 24),
+    (r"append_kv_.*", 256, 32),
+    (r"merge_states", 128, 32),
+)
+
+
+def reports():
+    """The lines of all reports as the golden file has them."""
+    lines = []
+    for path in sorted((FOLDER / "native/cuda").glob("*.resources.tsv")):
+        image, arch = path.name[: -len(".resources.tsv")].rsplit(".", 1)
+        lines += [
+            f"{image}\t{arch}\t{line}\n" for line in path.read_text(encoding="utf-8").splitlines()
+        ]
+    return lines
+
+
+def warps(registers, shared_bytes, threads, arch):
+    """Warps of such blocks that a multiprocessor holds."""
+    per_block = threads // 32
+    per_warp = -(-registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
+    blocks = min(REGISTERS // per_warp // per_block, MOST_WARPS.get(arch, 64) // per_block)
+    if shared_bytes:
+        blocks = min(blocks, SHARED_BYTES.get(arch, 100) * 1024 // shared_bytes)
+    return blocks * per_block
+
+
+def test_no_report_is_missing():
+    golden = GOLDEN.read_text(encoding="utf-8").splitlines()[1:]
+    images = {line.split("\t")[0] for line in golden}
+    assert {"scalar", "states", "cache_write", "grouped_sm70_e4m3_d256"} <= images
+    assert {line.split("\t")[0] for line in reports()} == images
+
+
+def spills(line):
+    """Whether a line tells of registers kept in memory."""
+    _, _, kernel, _, stack, stores, loads, _ = line.split("\t")
+    return (stores, loads) != ("0", "0") or (kernel.startswith("grouped_") and stack != "0")
+
+
+def test_nothing_spills():
+    assert not [line for line in reports() if spills(line)]
+
+
+def test_a_spill_is_noticed():
+    assert spills("i\tsm_70\tscalar_fp32_e4m3\t32\t8\t8\t0\t0\n")
+    assert spills("i\tsm_70\tscalar_fp32_e4m3\t32\t8\t0\t8\t0\n")
+    assert spills("i\tsm_70\tgrouped_fp32_e4m3_d64_r8\t32\t8\t0\t0\t0\n")
+    # An array with an index of run time, by choice.
+    assert not spills("i\tsm_70\tmerge_states\t32\t256\t0\t0\t0\n")
+
+
+def test_occupancy_is_as_planned():
+    for line in reports():
+        _, arch, kernel, registers, _, _, _, shared = line.split("\t")
+        _, threads, planned = next(plan for plan in PLANS if re.fullmatch(plan[0], kernel))
+        held = warps(int(registers), int(shared), threads, arch)
+        assert held >= planned, f"{kernel} for {arch}: {held} warps, planned {planned}"
+
+
+def test_occupancy_is_counted_in_blocks():
+    assert warps(255, 0, 256, "sm_70") == 8
+    assert warps(32, 0, 256, "sm_70") == 64
+    assert warps(32, 0, 256, "sm_75") == 32
+    assert warps(33, 0, 256, "sm_70") == 48  # a warp takes 1280 registers, not 1056
+    assert warps(32, 40 * 1024, 256, "sm_70") == 16
+
+
+def test_resources_are_the_reviewed_ones():
+    expected = GOLDEN.read_text(encoding="utf-8").splitlines(keepends=True)
+    found = [HEADER, *reports()]
+    if found == expected:
+        return
+    target = Path(os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR", ".")) / GOLDEN.name
+    target.write_text("".join(found), encoding="utf-8")
+    difference = "".join(difflib.unified_diff(expected, found, "reviewed", "found"))
+    raise AssertionError(f"{difference}\nIf that is meant, replace {GOLDEN.name} by {target}")
