@@ -64,7 +64,6 @@ def grouped_images():
                 "FV_KV=flashverify::cuda::" + _CACHE_TYPES[kv],
                 "FV_KV_NAME=" + kv,
                 "FV_DIM=%d" % dim,
-                "FV_LEGACY=%d" % (1 if kv.startswith("e") else 0),
             ],
         )
         labels.append(":" + name)
