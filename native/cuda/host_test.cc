@@ -98,6 +98,52 @@ TEST(a_device_with_little_shared_memory_takes_fewer_rows_at_once) {
   }
 }
 
+TEST(sm_70_and_sm_75_have_a_kernel_of_their_own) {
+  const AttentionProblem p = problem(1, 8, 6, 1, 256);
+  const GroupedPlan volta = planned(p, device_with("sm_70"));
+  CHECK_EQ(volta.source, std::string("grouped_sm70_e4m3_d256"));
+  CHECK_EQ(volta.kernel, std::string("grouped_fp32_e4m3_d256_r48"));
+  CHECK_EQ(volta.threads, 256);
+  CHECK(!volta.has_bulk_copy);
+  const GroupedPlan turing = planned(p, device_with("sm_75"));
+  CHECK_EQ(turing.source, std::string("grouped_sm70_e4m3_d256"));
+  CHECK_EQ(turing.row_blocks, 2);
+  CHECK_EQ(turing.row_tiles, 3);
+  for (const int64_t dim : {64, 128, 256}) {
+    for (const fv_dtype kv : {FV_DTYPE_FLOAT8_E4M3, FV_DTYPE_FLOAT16}) {
+      for (const int64_t query_len : {1, 8}) {
+        AttentionProblem any = problem(2, query_len, 6, 1, dim);
+        any.kv_dtype = kv;
+        CHECK(planned(any, device_with("sm_70")).shared_bytes <= FV_SHARED_LIMIT(700));
+        CHECK(planned(any, device_with("sm_75")).shared_bytes <= FV_SHARED_LIMIT(750));
+      }
+    }
+  }
+}
+
+TEST(a_named_image_decides_the_kernel_family) {
+  Target target;
+  target.image = "compute_70";
+  GroupedPlan plan;
+  CHECK(plan_grouped(problem(1, 8, 6, 1, 256), hopper(), target, &plan).ok());
+  CHECK_EQ(plan.source, std::string("grouped_sm70_e4m3_d256"));
+  CHECK_EQ(plan.shared_bytes, planned(problem(1, 8, 6, 1, 256), device_with("sm_70")).shared_bytes);
+}
+
+TEST(what_is_folded_in_memory_has_a_place_there) {
+  const PlanDevice volta = device_with("sm_70");
+  // 48 rows of 256 d: a group at most, and never in a half-precision partial.
+  AttentionProblem p = problem(64, 8, 6, 1, 256);
+  CHECK_EQ(planned(p, volta).fold, kChain);
+  CHECK_EQ(planned(p, volta, 8).fold, 1);
+  CHECK_EQ(planned(p, volta, 1).fold, 1);
+  CHECK_EQ(planned(p, volta, 1).workspace_bytes, size_t{64});
+  p.route = FV_ROUTE_GROUPED_HALF;
+  CHECK_EQ(planned(p, volta).fold, 1);
+  // In registers, all of them.
+  CHECK_EQ(planned(problem(84, 8, 32, 8, 128), volta).fold, 128);
+}
+
 TEST(what_no_kernel_computes_is_refused_in_words) {
   AttentionProblem p = problem(1, 8, 6, 1, 320);
   CHECK_EQ(refused(p, hopper()).code, FV_ERROR_UNSUPPORTED);
@@ -107,7 +153,13 @@ TEST(what_no_kernel_computes_is_refused_in_words) {
   p = problem(1, 8, 6, 1, 128);
   p.kv_dtype = FV_DTYPE_BFLOAT16;
   CHECK(mentions(refused(p, hopper()), "bfloat16"));
-  CHECK(mentions(refused(problem(1, 8, 6, 1, 128), device_with("sm_70")), "scalar_fp32"));
+  p.q_dtype = FV_DTYPE_BFLOAT16;
+  CHECK_EQ(planned(p, hopper()).source, std::string("grouped_sm90_bf16_d128"));
+  for (const char* image : {"sm_70", "sm_75"}) {
+    TRACE("%s", image);
+    CHECK(mentions(refused(p, device_with(image)), "scalar_fp32"));
+    CHECK(mentions(refused(p, device_with(image)), "kv_dtype"));
+  }
   CHECK(mentions(refused(problem(1, 8, 6, 1, 128), device_with("")), "of this device"));
 }
 

@@ -157,6 +157,7 @@ AttentionProblem Case::problem() const {
   p.q_heads = spec_.q_heads;
   p.kv_heads = spec_.kv_heads;
   p.head_dim = spec_.head_dim;
+  p.pages = pages_;
   p.page_size = spec_.page_size;
   p.max_pages = max_pages_;
   p.q_dtype = spec_.q_type;
@@ -222,8 +223,10 @@ void Case::run(Target target) {
   target.stream = gpu_.stream;
   if (target.image.empty()) target.image = spec_.image;
   fv_route ran = FV_ROUTE_NONE;
+  const char* image = "";
   require(run_attention(problem(), target, host_view<void>(workspace_), workspace_bytes_, &ran,
-                        &image_));
+                        &image));
+  image_ = image;
 }
 
 uint32_t Case::status() {

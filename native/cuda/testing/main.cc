@@ -1,5 +1,6 @@
-// cuda_check: correctness and invariance of the kernels; cuda_bench: speed. One
-// program so that both run the same binary. Prints one line per finding.
+// check WHAT [IMAGE]: correctness and invariance of the kernels; bench WHAT [IMAGE]:
+// speed. WHAT is all, types, types:f16, d256, d128, d64, faults, arms; IMAGE, say
+// compute_70, runs in place of the device's own. Prints one line per finding.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@ namespace flashverify::cuda::testing {
 namespace {
 
 int failures = 0;
+std::string forced_image;  // of every case; empty: the device's own
 
 std::string describe(const CaseSpec& s) {
   char text[256];
@@ -36,7 +38,26 @@ CaseSpec uniform_case(int batch, int length, int q, int q_heads, int kv_heads, i
   s.kv_heads = kv_heads;
   s.head_dim = dim;
   s.page_size = page;
+  s.image = forced_image;
   return s;
+}
+
+const char* name_of(fv_dtype type) {
+  switch (type) {
+    case FV_DTYPE_FLOAT8_E4M3:
+      return "e4m3";
+    case FV_DTYPE_FLOAT8_E5M2:
+      return "e5m2";
+    case FV_DTYPE_FLOAT16:
+      return "f16";
+    default:
+      return "bf16";
+  }
+}
+
+// The tensor cores before sm_80 know no bfloat16.
+bool has_bfloat() {
+  return forced_image != "compute_70" && forced_image != "sm_70" && forced_image != "sm_75";
 }
 
 Case::Error check(Gpu& gpu, const CaseSpec& spec, double slack = 1.05) {
@@ -204,19 +225,16 @@ void check_faults(Gpu& gpu) {
 }
 
 // Every route, type and head dimension at one shape.
-void check_types(Gpu& gpu, const std::string& image) {
+void check_types(Gpu& gpu, const std::string& what) {
   for (const fv_route route :
        {FV_ROUTE_GROUPED_FP32, FV_ROUTE_GROUPED_HALF, FV_ROUTE_SCALAR_FP32, FV_ROUTE_SCALAR_HALF}) {
     const bool scalar = route == FV_ROUTE_SCALAR_FP32 || route == FV_ROUTE_SCALAR_HALF;
-    if (!image.empty() && scalar != (image == "compute_70")) continue;
     for (const fv_dtype kv :
          {FV_DTYPE_FLOAT8_E4M3, FV_DTYPE_FLOAT8_E5M2, FV_DTYPE_FLOAT16, FV_DTYPE_BFLOAT16}) {
-      if (route == FV_ROUTE_GROUPED_HALF && (kv == FV_DTYPE_FLOAT16 || kv == FV_DTYPE_BFLOAT16))
-        continue;
+      if (!scalar && kv == FV_DTYPE_BFLOAT16 && !has_bfloat()) continue;
+      if (what.rfind("types:", 0) == 0 && what.substr(6) != name_of(kv)) continue;
       for (const int dim : {64, 80, 128, 192, 256}) {
         if (scalar && dim != 80 && dim != 256) continue;
-        if (image == "compute_89" && (dim < 128 || dim == 192 || kv != FV_DTYPE_FLOAT8_E4M3))
-          continue;
         for (const int q : {1, 8}) {
           CaseSpec s = uniform_case(2, 1234, q, 8, 2, dim, 48);
           s.lengths[1] = 300;
@@ -224,7 +242,6 @@ void check_types(Gpu& gpu, const std::string& image) {
           s.kv_type = kv;
           s.q_type = kv == FV_DTYPE_BFLOAT16 ? FV_DTYPE_BFLOAT16 : FV_DTYPE_FLOAT16;
           s.out_type = s.q_type;
-          s.image = image;
           check(gpu, s);
         }
       }
@@ -234,7 +251,7 @@ void check_types(Gpu& gpu, const std::string& image) {
 
 void run_checks(Gpu& gpu, const std::string& what) {
   const bool all = what == "all";
-  if (all || what == "types") check_types(gpu, "");
+  if (all || what.rfind("types", 0) == 0) check_types(gpu, what);
   if (what == "sanitize") {  // small: for compute-sanitizer; not run yet
     CaseSpec s = uniform_case(2, 700, 8, 6, 1, 256, 3296);
     s.query_lens = {8, 3};
@@ -247,18 +264,6 @@ void run_checks(Gpu& gpu, const std::string& what) {
     s = uniform_case(1, 300, 2, 4, 2, 80, 16);
     s.route = FV_ROUTE_SCALAR_FP32;
     check(gpu, s);
-  }
-  if (what.rfind("image:", 0) == 0) {
-    const std::string image = what.substr(6);
-    check_types(gpu, image);
-    if (image == "compute_70") return;  // the scalar kernels alone are built for it
-    CaseSpec s = uniform_case(1, 33000, 8, 32, 8, 128, 16);
-    s.image = image;
-    check_rows_alone(gpu, s, {8, 129, 1000, 4097, 16390, 33000});
-    s = uniform_case(1, 20000, 8, 6, 1, 256, 3296);
-    s.image = image;
-    check_rows_alone(gpu, s, {8, 129, 1000, 4097, 16390});
-    check_company(gpu, s);
   }
   if (all || what == "d256") {
     check(gpu, uniform_case(1, 4096, 8, 6, 1, 256, 3296));
@@ -285,8 +290,8 @@ void run_checks(Gpu& gpu, const std::string& what) {
     w.window = 777;
     check_rows_alone(gpu, w, {3, 500, 777, 1000, 5000, 20000});
     check_company(gpu, uniform_case(1, 33333, 8, 6, 1, 256, 3296));
-    check_faults(gpu);
   }
+  if (all || what == "faults") check_faults(gpu);
   if (all || what == "d128") {
     check(gpu, uniform_case(4, 5000, 8, 32, 8, 128, 16));
     check(gpu, uniform_case(16, 4096, 8, 32, 8, 128, 16));
@@ -382,6 +387,7 @@ int main(int argc, char** argv) {
   using namespace flashverify::cuda::testing;
   const std::string mode = argc > 1 ? argv[1] : "check";
   const std::string what = argc > 2 ? argv[2] : "all";
+  if (argc > 3) forced_image = argv[3];
   Gpu gpu;
   if (mode == "check") run_checks(gpu, what);
   if (mode == "bench") run_bench(gpu, what);
