@@ -81,6 +81,7 @@ CUDA_IMAGES = (
     Backend("cuda", image="compute_89"),
 )
 on_every_device = _parameters(CPU, CUDA)
+on_cuda = _parameters(CUDA, *CUDA_IMAGES)
 on_every_backend = _parameters(
     Backend("cpu", "portable"),
     Backend("cpu", "avx2"),

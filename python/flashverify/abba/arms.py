@@ -1,14 +1,21 @@
 """The two arms: a route of the library bound to the shared workload."""
 
+from collections.abc import Callable
+
 import torch
 
 import flashverify as fv
+from flashverify.abba.cuda import captured
 from flashverify.abba.outcome import NotRunError
 from flashverify.abba.workload import Workload
 
 
 class Arm:
-    """One route over a workload, with an output and a workspace of its own."""
+    """One route over a workload, with an output and a workspace of its own.
+
+    Called, it makes one pass: on the CPU a call of the library, on CUDA the replay of a
+    captured one.
+    """
 
     def __init__(self, name: str, route: str, workload: Workload) -> None:
         self.name = name
@@ -34,9 +41,13 @@ class Arm:
         except fv.FlashVerifyError as error:
             raise self._not_run(error) from error
         self.workspace_bytes = self._workspace.nbytes
+        self._pass: Callable[[], None] = self._attend
 
     def __call__(self) -> None:
         """One pass. Raises what the library raises."""
+        self._pass()
+
+    def _attend(self) -> None:
         workload = self._workload
         fv.paged_attention(
             workload.q,
@@ -64,6 +75,10 @@ class Arm:
         ran = fv.last_route()
         if ran != self.route:
             raise NotRunError(f"arm {self.name}: {self.route.value} was named, and {ran} ran")
+        if self.out.device.type == "cuda":
+            self._pass = captured(self._attend)
+            self._pass()
+            self._workspace.check_faults()
         return ran.value
 
     def _not_run(self, error: fv.FlashVerifyError) -> NotRunError:

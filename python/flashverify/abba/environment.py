@@ -9,14 +9,18 @@ from pathlib import Path
 import torch
 
 import flashverify
+from flashverify.abba import cuda
 
 
-def describe() -> dict[str, object]:
-    """The environment of a run, for the result."""
+def describe(device: str = "cpu") -> dict[str, object]:
+    """The environment of a run, for the result. On CUDA, after the arms have run."""
     info = flashverify.native_info()
+    on_cuda = device == "cuda"
     return {
-        "device": f"{cpu_name()}, {usable_cpus()} CPUs",
-        "driver": None,
+        "device": cuda.device_name() if on_cuda else f"{cpu_name()}, {usable_cpus()} CPUs",
+        "driver": cuda.driver_version() if on_cuda else None,
+        "cuda": torch.version.cuda if on_cuda else None,
+        "cuda_image": flashverify.last_cuda_image() if on_cuda else None,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "flashverify": flashverify.__version__,

@@ -4,51 +4,64 @@ The byte floor is the time of reading the live KV bytes once; the arithmetic flo
 the pass's operations at the rate of torch's own FP32 matrix product.
 """
 
-import time
+from collections.abc import Callable
 
 import torch
 
+from flashverify.abba.cuda import captured
+from flashverify.abba.timing import Timer
 from flashverify.abba.workload import Workload
 
-READ_DESCRIPTION = (
-    "torch.amax over the int64 view of the same K and V caches, all of torch's threads; "
-    "the best sample of the run, the median beside it"
-)
-MATMUL_DESCRIPTION = (
-    "torch.mm of two 1024 x 1024 FP32 matrices, all of torch's threads; "
-    "the best sample of the run, the median beside it"
-)
+_BEST = "the best sample of the run, the median beside it"
+READ_DESCRIPTION = {
+    "cpu": "torch.amax over the int64 view of the same K and V caches, all of torch's threads; "
+    + _BEST,
+    "cuda": "torch.amax over the int64 view of the same K and V caches, a graph replay timed as "
+    "the arms are; " + _BEST,
+}
+MATMUL_DESCRIPTION = {
+    "cpu": "torch.mm of two 1024 x 1024 FP32 matrices, all of torch's threads; " + _BEST,
+    "cuda": "torch.mm of two 8192 x 8192 FP16 matrices, which tensor cores multiply; " + _BEST,
+}
 
 _SAMPLES_PER_CALL = 3
-_MATRIX_SIZE = 1024
+_MATRICES = {"cpu": (1024, torch.float32), "cuda": (8192, torch.float16)}
 
 
 class MachineRates:
-    """Collects samples of read bandwidth and FP32 matrix rate."""
+    """Collects samples of read bandwidth and matrix rate, by the timer of the arms."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, timer: Timer) -> None:
         # Of reductions in torch, the int64 maximum alone keeps pace with memory here: 60 GB/s
         # out of the last-level cache on 2 cores, where a sum over bytes gives 1.
         self._caches = [_as_int64(cache) for cache in (workload.k_cache, workload.v_cache)]
-        self._matrix = torch.rand(_MATRIX_SIZE, _MATRIX_SIZE)
+        device = workload.q.device
+        size, dtype = _MATRICES[device.type]
+        self._matrix = torch.rand(size, size, device=device).to(dtype)
         self._product = torch.empty_like(self._matrix)
+        self._timer = timer
+        self._read: Callable[[], object] = self._read_caches
+        if device.type == "cuda":
+            self._read_caches()
+            self._read = captured(self._read_caches)
         self.read_gb_s: list[float] = []
         self.matmul_gflop_s: list[float] = []
 
     def sample(self) -> None:
         """Takes a few samples of both rates."""
         for _ in range(_SAMPLES_PER_CALL):
-            start = time.perf_counter()
-            torch.mm(self._matrix, self._matrix, out=self._product)
-            seconds = time.perf_counter() - start
-            self.matmul_gflop_s.append(2e-9 * _MATRIX_SIZE**3 / seconds)
+            elapsed_us = self._timer.time_us(self._multiply)
+            self.matmul_gflop_s.append(2e-3 * len(self._matrix) ** 3 / elapsed_us)
         read_bytes = sum(cache.nbytes for cache in self._caches)
         for _ in range(_SAMPLES_PER_CALL):
-            start = time.perf_counter()
-            for cache in self._caches:
-                cache.amax()
-            seconds = time.perf_counter() - start
-            self.read_gb_s.append(1e-9 * read_bytes / seconds)
+            self.read_gb_s.append(1e-3 * read_bytes / self._timer.time_us(self._read))
+
+    def _multiply(self) -> None:
+        torch.mm(self._matrix, self._matrix, out=self._product)
+
+    def _read_caches(self) -> None:
+        for cache in self._caches:
+            cache.amax()
 
 
 def _as_int64(cache: torch.Tensor) -> torch.Tensor:

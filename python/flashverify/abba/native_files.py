@@ -70,15 +70,17 @@ def compare(sides: dict[str, Sequence[probe.NativeFile]]) -> list[Difference]:
     return differences
 
 
-def check_arms(arms: dict[str, tuple[Path | None, str]]) -> dict[str, probe.Report]:
-    """Probes the arms, name to (root, route), side by side.
+def check_arms(
+    arms: dict[str, tuple[Path | None, str]], device: str = "cpu"
+) -> dict[str, probe.Report]:
+    """Probes the arms, name to (root, route), side by side on a device.
 
     Returns each one's report. Raises NativeMismatchError where they differ, NotRunError where
     one cannot run.
     """
     with contextlib.ExitStack() as stack:
         running = {
-            name: stack.enter_context(_started(root or package_root(), route))
+            name: stack.enter_context(_started(root or package_root(), route, device))
             for name, (root, route) in arms.items()
         }
         reports = {name: _finish(name, process) for name, process in running.items()}
@@ -110,11 +112,12 @@ def check_this_process(reports: dict[str, probe.Report]) -> None:
 
 
 @contextlib.contextmanager
-def _started(root: Path, route: str) -> Iterator["subprocess.Popen[str]"]:
+def _started(root: Path, route: str, device: str) -> Iterator["subprocess.Popen[str]"]:
     request = {
         "root": str(root),
         "paths": [str(Path(path).absolute()) for path in sys.path if path],
         "route": route,
+        "device": device,
     }
     process = subprocess.Popen(
         # Isolated, so that neither the caller's folder nor PYTHON* variables take part.

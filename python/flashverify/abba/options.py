@@ -13,7 +13,7 @@ from flashverify.abba.outcome import UsageError
 
 ROUTES = ("grouped_fp32", "scalar_fp32", "grouped_half", "scalar_half", "xqa_half")
 DEVICES = ("auto", "cpu", "cuda")
-PEERS = ("torch",)
+PEERS = ("torch", "flashinfer")
 
 _CASE_FLAGS = tuple(field.name for field in dataclasses.fields(Case))
 _QUICK = {"context": 16384, "warmups": 3, "blocks": 5}
@@ -51,6 +51,7 @@ class Options:
     cache: Path | None
     out: Path | None
     quick: bool
+    cuda_image: str | None
     command: str
     # Geometry flags that were given, not defaulted: a cache file must agree with them.
     given_case_flags: frozenset[str]
@@ -82,6 +83,7 @@ class Options:
         for name in ("device", "arm_a", "arm_b", "warmups", "blocks", "seed", "quick"):
             values[name] = getattr(self, name)
         values["peers"] = list(self.peers)
+        values["cuda_image"] = self.cuda_image
         for name in ("arm_a_root", "arm_b_root", "cache", "out"):
             path = getattr(self, name)
             values[name] = None if path is None else _as_seen(path)
@@ -127,6 +129,7 @@ def _define() -> flags.FlagValues:
     integer("seed", 0, "Seed of the synthetic data, page order and bootstrap.")
     string("peers", "", f"Comma-separated others to measure as well: {', '.join(PEERS)}.")
     string("cache", "", "Real cache contents, as docs/cache_file_format.md describes.")
+    string("cuda_image", "", "Device code that the arms run, as compute_70; empty: the device's.")
     string("out", "", "Folder of the result; empty: a new one under flashverify-results/.")
     flags.DEFINE_boolean(
         "quick", False, "16384 keys, 3 warm-ups, 5 blocks, unless given.", flag_values=values
@@ -200,6 +203,7 @@ def parse(arguments: Sequence[str]) -> Options:
         cache=path("cache"),
         out=path("out"),
         quick=bool(values["quick"].value),
+        cuda_image=str(value("cuda_image")) or None,
         command=shlex.join(["abba", *arguments]),
         given_case_flags=frozenset(name for name in _CASE_FLAGS if values[name].present),
         caller_folder=caller_folder,

@@ -41,8 +41,9 @@ def _torch_sdpa(workload: Workload) -> Callable[[], torch.Tensor]:
     # The query heads of a group are rows of their KV head, so that torch repeats no key.
     q = workload.q.view(case.batch, case.q_len, case.kv_heads, case.group, case.head_dim)
     q = q.permute(0, 2, 1, 3, 4).reshape(case.batch, case.kv_heads, -1, case.head_dim).float()
-    last_visible = case.context - case.q_len + torch.arange(case.q_len)
-    visible = torch.arange(case.context)[None, :] <= last_visible[:, None]
+    device = q.device
+    last_visible = case.context - case.q_len + torch.arange(case.q_len, device=device)
+    visible = torch.arange(case.context, device=device)[None, :] <= last_visible[:, None]
     mask = visible.repeat_interleave(case.group, dim=0)
 
     def dequantise(cache: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -65,6 +66,38 @@ def _torch_sdpa(workload: Workload) -> Callable[[], torch.Tensor]:
     return run
 
 
+def _flashinfer(workload: Workload) -> Callable[[], torch.Tensor]:
+    import flashinfer  # type: ignore[import-not-found]
+
+    case, device = workload.case, workload.q.device
+    if device.type != "cuda":
+        raise RuntimeError("FlashInfer runs on CUDA only")
+    scratch = torch.empty(512 << 20, dtype=torch.uint8, device=device)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(scratch, "NHD")
+    requests = torch.arange(case.batch + 1, dtype=torch.int32, device=device)
+    last_page = (case.context - 1) % case.page_size + 1
+    wrapper.plan(
+        requests * case.q_len,
+        requests * case.pages_per_request,
+        workload.page_table.reshape(-1),
+        torch.full((case.batch,), last_page, dtype=torch.int32, device=device),
+        case.q_heads,
+        case.kv_heads,
+        case.head_dim,
+        case.page_size,
+        causal=True,
+        sm_scale=workload.softmax_scale,
+        q_data_type=workload.q.dtype,
+        kv_data_type=workload.k_cache.dtype,
+    )
+    # It takes one scale for all heads, as a number.
+    scales = {
+        "k_scale": float(workload.k_dequant_scale.max()),
+        "v_scale": float(workload.v_dequant_scale.max()),
+    }
+    return lambda: wrapper.run(workload.q, (workload.k_cache, workload.v_cache), **scales)
+
+
 PEERS = {
     "torch": Peer(
         module="torch",
@@ -73,6 +106,14 @@ PEERS = {
             "and dequantising K and V to FP32, and rounding the output to FP16"
         ),
         make=_torch_sdpa,
+    ),
+    "flashinfer": Peer(
+        module="flashinfer",
+        description=(
+            "FlashInfer's batch prefill over the paged cache, planned once; per-head scales are "
+            "not among its arguments, and the largest is used"
+        ),
+        make=_flashinfer,
     ),
 }
 
@@ -92,7 +133,7 @@ def measure(
     try:
         importlib.import_module(peer.module)
         run = peer.make(workload)
-        out = run()
+        out = run().cpu()
         for _ in range(min(warmups, _MAX_WARMUPS)):
             run()
         times_us = []

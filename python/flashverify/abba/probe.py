@@ -3,7 +3,7 @@
 Run by path in a Python of its own (see native_files.py), before any package is importable,
 so this file imports nothing but the standard library at its top. Its argument is JSON:
 ``root`` the folder that holds the flashverify package to use, ``paths`` the rest of
-``sys.path``, ``route`` the route to run once. It prints a JSON object.
+``sys.path``, ``route`` the route to run once, ``device`` where. It prints a JSON object.
 """
 
 import hashlib
@@ -84,7 +84,7 @@ def _sha256(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def probe(root: str, route: str) -> Report:
+def probe(root: str, route: str, device: str) -> Report:
     """Runs ``route`` once on 16 keys with the flashverify under ``root``."""
     import torch
 
@@ -94,13 +94,13 @@ def probe(root: str, route: str) -> Report:
     found = Path(fv.__file__).absolute().parent.parent
     if found.resolve() != Path(root).resolve():
         raise RuntimeError(f"flashverify came from {found}, not from {root}")
-    cache = torch.ones(1, 16, 1, 64).to(torch.float8_e4m3fn)
+    cache = torch.ones(1, 16, 1, 64).to(torch.float8_e4m3fn).to(device)
     fv.paged_attention(
-        torch.ones(1, 1, 64, dtype=torch.float16),
+        torch.ones(1, 1, 64, dtype=torch.float16, device=device),
         cache,
         cache,
-        torch.zeros(1, 1, dtype=torch.int32),
-        torch.full((1,), 16, dtype=torch.int32),
+        torch.zeros(1, 1, dtype=torch.int32, device=device),
+        torch.full((1,), 16, dtype=torch.int32, device=device),
         route=fv.Route(route),
     )
     info = fv.native_info()
@@ -118,7 +118,7 @@ def probe(root: str, route: str) -> Report:
 def _main() -> None:
     request = json.loads(sys.argv[1])
     sys.path[:] = [request["root"], *request["paths"]]
-    print(json.dumps(probe(request["root"], request["route"])))
+    print(json.dumps(probe(request["root"], request["route"], request["device"])))
 
 
 if __name__ == "__main__":

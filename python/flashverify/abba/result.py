@@ -38,6 +38,16 @@ class Rate:
 
 
 @dataclasses.dataclass(frozen=True)
+class OtherFlush:
+    """The same arms with the L2 cache in another state, on CUDA."""
+
+    timer: str
+    latency_us: dict[str, Summary]
+    ratio: Ratio
+    read_us: Summary
+
+
+@dataclasses.dataclass(frozen=True)
 class Measurement:
     """Everything measured in one run."""
 
@@ -52,6 +62,8 @@ class Measurement:
     inputs: str
     inputs_sha256: dict[str, str]
     peers: dict[str, PeerResult]
+    device: str = "cpu"
+    other_flushes: dict[str, OtherFlush] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +101,12 @@ class Result:
                 "byte_floor_us": found.read_gb_s.floor_us,
                 "bandwidth_gb_s": found.read_gb_s.best,
                 "bandwidth_median_gb_s": found.read_gb_s.median,
-                "bandwidth_method": floors.READ_DESCRIPTION,
+                "bandwidth_method": floors.READ_DESCRIPTION[found.device],
                 "kv_bytes": self.options.case.kv_live_bytes,
                 "arithmetic_floor_us": found.matmul_gflop_s.floor_us,
                 "matmul_gflop_s": found.matmul_gflop_s.best,
                 "matmul_median_gflop_s": found.matmul_gflop_s.median,
-                "matmul_method": floors.MATMUL_DESCRIPTION,
+                "matmul_method": floors.MATMUL_DESCRIPTION[found.device],
                 "flops": self.options.case.flops,
                 "ratio_b_over_a": {
                     "median": found.ratio.median,
@@ -109,6 +121,9 @@ class Result:
                     for block in found.blocks
                 ],
                 "timer": found.timer,
+                "other_flushes": {
+                    name: dataclasses.asdict(flush) for name, flush in found.other_flushes.items()
+                },
                 "inputs": found.inputs,
                 "inputs_sha256": found.inputs_sha256,
                 "reference": reference.DESCRIPTION,

@@ -114,8 +114,7 @@ def _head(result: Result) -> list[str]:
     environment = result.environment
     lines = [
         describe_case(result.options.case),
-        f"on {environment['device']}, {environment['cpu_isa']}, "
-        f"{environment['threads']} threads, torch {environment['torch']}",
+        f"on {_where(environment)}, torch {environment['torch']}",
         f"flashverify {environment['flashverify']}, precision revision {result.precision_revision}",
     ]
     if result.measurement is not None:
@@ -155,7 +154,25 @@ def _times(result: Result) -> _Section:
             notes.append(f"peer {name}: {peer.description}")
         else:
             notes.append(f"peer {name}: not run: {peer.reason}")
+    for flush, other in found.other_flushes.items():
+        times = ", ".join(
+            f"{name} {microseconds(latency.median)} us"
+            for name, latency in other.latency_us.items()
+        )
+        notes.append(
+            f"{flush} flush: {times}, B / A = {other.ratio.median:.4f}; "
+            f"a read of the caches {microseconds(other.read_us.median)} us"
+        )
     return header, rows, [*notes, ratio_in_words(found)]
+
+
+def _where(environment: dict[str, object]) -> str:
+    if environment["cuda_image"] is not None:
+        return (
+            f"{environment['device']}, image {environment['cuda_image']}, "
+            f"driver {environment['driver']}"
+        )
+    return f"{environment['device']}, {environment['cpu_isa']}, {environment['threads']} threads"
 
 
 def _errors(found: Measurement) -> _Section:

@@ -36,9 +36,18 @@ class Workload:
     softmax_scale: float
     source: str
 
+    def on(self, device: str) -> "Workload":
+        """The same workload with its tensors on a device."""
+        tensors = {
+            field.name: value.to(device)
+            for field in dataclasses.fields(self)
+            if isinstance(value := getattr(self, field.name), torch.Tensor)
+        }
+        return dataclasses.replace(self, **tensors)  # type: ignore[arg-type]
+
     def slots(self, request: int, start: int, stop: int) -> torch.Tensor:
         """Cache slots of the tokens ``start`` .. ``stop`` - 1 of a request, int64."""
-        tokens = torch.arange(start, stop)
+        tokens = torch.arange(start, stop, device=self.page_table.device)
         pages = self.page_table[request, tokens // self.case.page_size].to(torch.int64)
         return pages * self.case.page_size + tokens % self.case.page_size
 
