@@ -4,7 +4,7 @@ load("//third_party/cuda:cuda.bzl", "cuda_image")
 
 # compute_70 is PTX of the oldest target, which every newer device accepts;
 # compute_89 is for devices newer than this list.
-_PLAIN_ARCHS = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "compute_70"]
+_PLAIN_ARCHS = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "compute_70", "compute_89"]
 _GROUPED_ARCHS = {
     "grouped_sm70": ["sm_70", "sm_75", "compute_70"],
     "grouped_sm80": ["sm_80", "sm_86", "sm_89", "sm_100", "sm_120", "compute_89"],
