@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,9 @@ from typing import Any
 
 from flashverify.abba import probe
 
-_LOG_LINES = 6
+# The last words of a log that are told where a server does not start.
+_LOG_LINES = 3
+_ERROR = re.compile(r"\b\w*Error: .*")
 
 
 class StartError(Exception):
@@ -124,8 +127,10 @@ class StartedServer:
 
     def _last_lines(self) -> str:
         lines = [line.strip() for line in self.log_text().splitlines() if line.strip()]
-        errors = [line for line in lines if "Error" in line]
-        return " | ".join((errors or lines)[-_LOG_LINES:]) or "it wrote nothing"
+        # An engine's processes repeat one another's errors, each with a prefix of its own.
+        errors = [match[0] for line in lines if (match := _ERROR.search(line))]
+        told = list(dict.fromkeys(errors)) or lines
+        return " | ".join(told[-_LOG_LINES:]) or "it wrote nothing"
 
 
 def native_files(pid: int) -> list[probe.NativeFile]:

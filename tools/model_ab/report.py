@@ -65,11 +65,12 @@ def _arm(result: Result, name: str) -> str:
 
 
 def _sections(result: Result) -> list[_Section]:
-    rows = []
-    for name, check in result.checks.items():
-        words = check.reason or _in_short(name, check.found)
-        rows.append([name, check.status, words])
-    sections: list[_Section] = [("Checks", ["check", "ended", "what it says"], rows, [])]
+    rows = [[name, check.status] for name, check in result.checks.items()]
+    notes = [
+        f"{name}: {check.reason or _in_short(name, check.found)}"
+        for name, check in result.checks.items()
+    ]
+    sections: list[_Section] = [("Checks", ["check", "ended"], rows, notes)]
     for name, section in (
         ("outputs", _outputs),
         ("acceptance", _acceptance),
