@@ -26,6 +26,8 @@ def variables(scratch, **others):
     return {
         **os.environ,
         "HOME": str(scratch),
+        # A header that torch compiles at its first use serves every engine of a test.
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch.parent / "inductor"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_CACHE_ROOT": str(scratch / "cache"),
         "VLLM_HOST_IP": "127.0.0.1",

@@ -60,17 +60,18 @@ def test_drafts_were_verified_and_accepted(decode, verified):
     accepted = counters["vllm:spec_decode_num_accepted_tokens"]
     assert 0 < accepted <= drafted
     assert counters["vllm:spec_decode_num_drafts"] * NGRAM["num_speculative_tokens"] >= drafted
-    # What is accepted needs no pass of its own.
+    # What is accepted needs no pass of its own; past a request's end it saves none.
     saved = decode[0]["routes"]["grouped_fp32"] - verified[0]["routes"]["grouped_fp32"]
-    assert saved == LAYERS * accepted
+    past_the_end = len(PROMPTS) * NGRAM["num_speculative_tokens"]
+    assert LAYERS * (accepted - past_the_end) <= saved <= LAYERS * accepted
+    assert saved > 0
 
 
 @pytest.mark.parametrize("arm", ["decode", "verified", "batch"])
 def test_one_route_did_all_of_it(arm, request):
     result, log = request.getfixturevalue(arm)
-    routes = result["routes"]
-    calls = routes.pop("grouped_fp32")
-    assert set(routes.values()) == {0}
+    calls = result["routes"]["grouped_fp32"]
+    assert sum(result["routes"].values()) == calls
     assert calls > 0 and calls % LAYERS == 0
     assert "flashverify: route grouped_fp32 controls the attention of 30 layers" in log
     assert "the first attention call ran grouped_fp32, as the native library says" in log
