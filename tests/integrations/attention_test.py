@@ -142,6 +142,41 @@ def test_a_cache_comes_back_where_it_is_wanted():
 
 
 @torch.inference_mode()
+def test_a_vision_tower_keeps_its_own_attention():
+    text = models.make().config
+    tower = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    vision = transformers.CLIPVisionConfig(
+        **tower, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    image = models.VOCABULARY - 1
+    config = transformers.LlavaConfig(
+        text_config=text, vision_config=vision, image_token_index=image
+    )
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration(config).to(torch.bfloat16).eval()
+    # Four patches of the image stand between the words.
+    tokens = torch.tensor([[1, 2, *[image] * 4, 3, 4]])
+    inputs = {"input_ids": tokens, "pixel_values": torch.randn(1, 3, 16, 16).to(torch.bfloat16)}
+    before = model(**inputs).logits
+    with enable(model, kv_cache_dtype="auto"):
+        assert model.config.text_config._attn_implementation == ATTENTION_NAME
+        assert model.config.vision_config._attn_implementation == "sdpa"
+        found = model(**inputs).logits
+    assert 0 < relative_l2(found.float(), before.float()) < 0.05
+    assert model.config.text_config._attn_implementation == "sdpa"
+    assert torch.equal(model(**inputs).logits, before)
+
+
+@torch.inference_mode()
+def test_a_model_that_does_not_let_its_attention_be_set(monkeypatch):
+    model = models.make()
+    monkeypatch.setattr(type(model), "_can_set_attn_implementation", classmethod(lambda _: False))
+    with pytest.raises(fv.UnsupportedError, match="does not let its attention be set"):
+        enable(model, row_invariant_linears=True)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+@torch.inference_mode()
 def test_another_cache_is_refused():
     model = models.make()
     with enable(model):

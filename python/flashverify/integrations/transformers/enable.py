@@ -66,14 +66,17 @@ class Integration:
         self._linears = RowInvariantLinears(model) if row_invariant_linears else None
         self._implementation_before = self._text_config._attn_implementation
         attention.register()
-        self._set_attention(attention.ATTENTION_NAME)
-        if self._text_config._attn_implementation != attention.ATTENTION_NAME:
+        try:
+            self._set_attention(attention.ATTENTION_NAME)
+            if self._text_config._attn_implementation != attention.ATTENTION_NAME:
+                raise UnsupportedError(
+                    f"model: {type(model).__name__} does not let its attention be set; accepted: "
+                    "a model whose attention goes through transformers' AttentionInterface"
+                )
+        except BaseException:
             if self._linears is not None:
                 self._linears.restore()
-            raise UnsupportedError(
-                f"model: {type(model).__name__} does not let its attention be set; accepted: a "
-                "model whose attention goes through transformers' AttentionInterface"
-            )
+            raise
         self._forward_signature = inspect.signature(model.forward)
         self._hooks = (
             model.register_forward_pre_hook(self._give_cache, with_kwargs=True),
