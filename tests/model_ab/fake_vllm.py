@@ -4,8 +4,8 @@
     fake_vllm.py SETTINGS -m flashverify --json
 
 SETTINGS is a JSON file, by route ("none" without one): ``exit`` ends the server at start,
-``logs`` is the route it claims, ``load`` a native file to map, ``noise`` what is added to
-log-probabilities, ``token`` the token it generates.
+``logs`` is the route it claims, ``ran`` the one that it says ran, ``load`` a native file to
+map, ``noise`` what is added to log-probabilities, ``token`` the token it generates.
 """
 
 import argparse
@@ -44,6 +44,10 @@ def main():
     token = settings.get("token", 7)
 
     def complete(server, body):
+        if len(server.bodies) == 1 and claimed != "none":
+            ran = settings.get("ran", claimed)
+            words = f"flashverify: the first attention call ran {ran}, as the native library says"
+            print(words, flush=True)
         prompt = body["prompt"]
         server.count(body)
         noise = settings.get("noise", 0.0)

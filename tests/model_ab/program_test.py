@@ -188,6 +188,16 @@ def test_a_route_that_is_not_the_arms(program, claimed, reason):
     assert statuses(result)["outputs"] == "not run"
 
 
+def test_a_route_that_did_not_run(program):
+    code, result = program("--texts=repetitive", grouped_fp32={"ran": "scalar_fp32"})
+    assert code == 4
+    routes = result["checks"]["routes"]
+    assert routes["status"] == "failed"
+    assert routes["reason"] == (
+        "arm B: grouped_fp32 was asked for, ['grouped_fp32', 'scalar_fp32'] runs"
+    )
+
+
 def test_servers_by_address(program):
     def tokens(server, body):
         server.count(body)

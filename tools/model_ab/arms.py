@@ -12,8 +12,10 @@ from tools.model_ab.checks import Check, failed, measured, not_run
 from tools.model_ab.options import Options
 from tools.model_ab.processes import Configuration, StartedServer
 
-# What flashverify's vLLM plugin logs when it takes the attention over.
-_ROUTE = re.compile(r"flashverify: route (\w+) controls the attention of (\d+) layers")
+# What flashverify's vLLM plugin logs when it takes the attention over, and of the first call.
+_ROUTE = re.compile(
+    r"flashverify: (?:route (\w+) controls the attention of|the first attention call ran (\w+),)"
+)
 
 MODEL_NAME = "model"
 
@@ -78,7 +80,7 @@ def check_routes(arms: dict[str, Arm]) -> Check:
         matches = _ROUTE.findall(arm.started.log_text())
         if not matches:
             return failed(f"arm {name}: no line of its log says that flashverify is in control")
-        found[name] = sorted({route for route, _ in matches})
+        found[name] = sorted({planned or ran for planned, ran in matches})
         if found[name] != [arm.route]:
             return failed(f"arm {name}: {arm.route} was asked for, {found[name]} runs", found)
     return measured(found)

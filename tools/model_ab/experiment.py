@@ -63,6 +63,8 @@ class _Run:
                 if check.status == checks.FAILED:
                     return
             self._ask(arms, wanted)
+            # Once more, now that calls have run.
+            self.checks["routes"] = arms_module.check_routes(arms)
         self._compare_with_references(model)
 
     def _model(self) -> Path:
