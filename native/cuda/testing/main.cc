@@ -252,7 +252,7 @@ void check_types(Gpu& gpu, const std::string& what) {
 void run_checks(Gpu& gpu, const std::string& what) {
   const bool all = what == "all";
   if (all || what.rfind("types", 0) == 0) check_types(gpu, what);
-  if (what == "sanitize") {  // small: for compute-sanitizer; not run yet
+  if (what == "sanitize") {  // small: for compute-sanitizer
     CaseSpec s = uniform_case(2, 700, 8, 6, 1, 256, 3296);
     s.query_lens = {8, 3};
     s.window = 200;
@@ -261,6 +261,20 @@ void run_checks(Gpu& gpu, const std::string& what) {
     check(gpu, uniform_case(1, 3000, 1, 6, 1, 256, 16));
     check(gpu, uniform_case(3, 300, 8, 32, 8, 128, 100));
     check(gpu, uniform_case(1, 300, 8, 8, 2, 64, 16));
+    s = uniform_case(1, 300, 8, 6, 1, 256, 16);
+    s.route = FV_ROUTE_GROUPED_HALF;
+    check(gpu, s);
+    s = uniform_case(1, 300, 8, 8, 2, 128, 16);
+    s.kv_type = FV_DTYPE_FLOAT16;
+    check(gpu, s);
+    // A NaN code that some rows attend, and strides that no vector load fits.
+    Case poisoned(gpu, uniform_case(1, 300, 8, 6, 1, 256, 16));
+    const unsigned char nan = 0x7f;
+    gpu.to_device(poisoned.element(1, 0, 297, 0, 37), &nan, 1);
+    poisoned.run();
+    s = uniform_case(1, 200, 2, 6, 1, 256, 16);
+    s.token_padding = 13;
+    check(gpu, s);
     s = uniform_case(1, 300, 2, 4, 2, 80, 16);
     s.route = FV_ROUTE_SCALAR_FP32;
     check(gpu, s);
