@@ -51,23 +51,24 @@ def test_a_sliding_window_counts_the_row_itself():
     assert int(shown.sum()) == 5
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        masking_utils.bidirectional_mask_function,
-        masking_utils.sliding_window_bidirectional_mask_function(5),
-        masking_utils.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int64)),
-        masking_utils.and_masks(
-            masking_utils.causal_mask_function,
-            masking_utils.packed_sequence_mask_function(torch.zeros(1, 9, dtype=torch.int64)),
-        ),
-        masking_utils.or_masks(
-            masking_utils.sliding_window_overlay(5), masking_utils.causal_mask_function
-        ),
-        lambda _batch, _head, _query, _key: True,
-        torch.ge,
-    ],
-)
+OTHER_PATTERNS = {
+    "bidirectional": masking_utils.bidirectional_mask_function,
+    "bidirectional_window": masking_utils.sliding_window_bidirectional_mask_function(5),
+    "chunked": masking_utils.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int64)),
+    "packed": masking_utils.and_masks(
+        masking_utils.causal_mask_function,
+        masking_utils.packed_sequence_mask_function(torch.zeros(1, 9, dtype=torch.int64)),
+    ),
+    "window_or_causal": masking_utils.or_masks(
+        masking_utils.sliding_window_overlay(5), masking_utils.causal_mask_function
+    ),
+    "window_alone": masking_utils.sliding_window_overlay(5),
+    "lambda": lambda _batch, _head, _query, _key: True,
+    "builtin": torch.ge,
+}
+
+
+@pytest.mark.parametrize("function", OTHER_PATTERNS.values(), ids=OTHER_PATTERNS)
 def test_other_patterns_are_refused(function):
     with pytest.raises(fv.UnsupportedError, match=r"mask_function: .*; accepted: causal"):
         paged_mask(1, 1, 9, q_offset=8, mask_function=function)
