@@ -11,7 +11,7 @@ from flashverify import proof
 from flashverify.attention import paged_attention
 from flashverify.integrations.vllm import engine, policy
 from flashverify.integrations.vllm.cache_view import split_kv
-from flashverify.integrations.vllm.metadata import Builder, Metadata
+from flashverify.integrations.vllm.metadata import Builder, Call, Metadata
 from flashverify.integrations.vllm.options import Options
 from flashverify.integrations.vllm.settings import Settings
 from flashverify.integrations.vllm.versions import refuse_layer
@@ -31,6 +31,8 @@ class Impl(engine.AttentionImpl):
 
     can_return_lse_for_decode: bool = True
     lse_base_on_e: bool = True
+    supports_dcp: bool = True
+    supports_mtp_with_cp_non_trivial_interleave_size: bool = True
     supports_quant_query_input: bool = False
 
     def __init__(
@@ -57,8 +59,12 @@ class Impl(engine.AttentionImpl):
             if value not in (None, False, -1):
                 refuse_layer(name, repr(value), "None: nothing here computes it")
         self.settings = settings = Settings.current()
-        if settings.context_parallel > 1:
-            refuse_layer("decode_context_parallel_size", str(settings.context_parallel), "1")
+        if settings.prefill_ranks > 1:
+            refuse_layer("prefill_context_parallel_size", str(settings.prefill_ranks), "1")
+        self._ranks = self.dcp_world_size
+        for name, value in (("sliding_window", sliding_window), ("sinks", sinks)):
+            if self._ranks > 1 and value is not None:
+                refuse_layer(name, "given", "None with decode_context_parallel_size > 1")
         self.num_heads = num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.head_size = head_size
@@ -73,7 +79,7 @@ class Impl(engine.AttentionImpl):
         self.is_fp8 = self.kv_dtype in ("fp8_e4m3", "fp8_e5m2")
         self.plan = policy.plan_layer(
             settings.layer(
-                q_heads=num_heads,
+                q_heads=num_heads * self._ranks,
                 kv_heads=self.num_kv_heads,
                 head_dim=head_size,
                 kv_cache_dtype=self.kv_dtype,
@@ -153,30 +159,66 @@ class Impl(engine.AttentionImpl):
             return output.zero_()
         if self.sinks is not None and self.sinks.dtype != torch.float32:
             self.sinks = self.sinks.to(torch.float32)
-        k_cache, v_cache = split_kv(kv_cache, self.head_size)
-        k_scale, v_scale = self._scales(layer)
-        for call in attn_metadata.calls:
-            paged_attention(
-                query[call.first_row : call.last_row],
-                k_cache,
-                v_cache,
-                call.page_table,
-                call.seq_lens,
-                query_start_loc=call.query_start_loc,
-                scale=self.scale,
-                causal=attn_metadata.causal,
-                window=self.sliding_window,
-                softcap=self.softcap,
-                sinks=self.sinks,
-                k_dequant_scale=k_scale,
-                v_dequant_scale=v_scale,
-                kv_dtype=self.kv_dtype if self.is_fp8 else None,
-                route=self.plan.route_plan.route,
-                workspace=attn_metadata.workspace,
-                out=output[call.first_row : call.last_row],
-            )
+        if self._ranks > 1:
+            self._attend_shared(layer, query, kv_cache, attn_metadata, output)
+        else:
+            for call in attn_metadata.calls:
+                rows = slice(call.first_row, call.last_row)
+                arguments = self._call(layer, kv_cache, attn_metadata, call)
+                paged_attention(query[rows], **arguments, out=output[rows])
         _say_once(f"the first attention call ran {proof.last_route()}, as the native library says")
         return output
+
+    def _call(
+        self,
+        layer: engine.AttentionLayer,
+        kv_cache: torch.Tensor,
+        metadata: Metadata,
+        call: Call,
+    ) -> dict[str, Any]:
+        """The arguments of `paged_attention`, but the query and the outputs."""
+        k_cache, v_cache = split_kv(kv_cache, self.head_size)
+        k_scale, v_scale = self._scales(layer)
+        return {
+            "k_cache": k_cache,
+            "v_cache": v_cache,
+            "page_table": call.page_table,
+            "seq_lens": call.seq_lens,
+            "query_start_loc": call.query_start_loc,
+            "scale": self.scale,
+            "causal": metadata.causal,
+            "window": self.sliding_window,
+            "softcap": self.softcap,
+            "sinks": self.sinks,
+            "k_dequant_scale": k_scale,
+            "v_dequant_scale": v_scale,
+            "kv_dtype": self.kv_dtype if self.is_fp8 else None,
+            "route": self.plan.route_plan.route,
+            "workspace": metadata.workspace,
+        }
+
+    def _attend_shared(
+        self,
+        layer: engine.AttentionLayer,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: Metadata,
+        output: torch.Tensor,
+    ) -> None:
+        """All ranks' heads over this rank's keys, in FP32, merged among the ranks."""
+        tokens = metadata.calls[-1].last_row if metadata.calls else 0
+        group = engine.get_dcp_group()
+        heads = group.all_gather(query[:tokens].contiguous(), dim=1)
+        out = torch.empty(heads.shape, dtype=torch.float32, device=heads.device)
+        parts = []
+        for call in metadata.calls:
+            rows = slice(call.first_row, call.last_row)
+            arguments = self._call(layer, kv_cache, metadata, call)
+            _, lse = paged_attention(heads[rows], **arguments, out=out[rows], return_lse=True)
+            parts.append(lse)
+        if parts:
+            merged = engine.cp_lse_ag_out_rs(out, torch.cat(parts), group)
+            output[:tokens].copy_(merged)
 
     def _scales(
         self, layer: engine.AttentionLayer

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         """Which batches a CUDA graph may hold."""
 
         UNIFORM_BATCH = 2
+        NEVER = 0
 
     class AttentionBackend:
         """Base of backends."""
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         """Base of the computation of one layer."""
 
         dcp_world_size: int
+        dcp_rank: int
 
     class AttentionMetadataBuilder:
         """Base of what prepares a step's metadata, once for a group of layers."""
@@ -83,6 +85,12 @@ if TYPE_CHECKING:
     def register_backend(backend: Any, class_path: str) -> Callable[[type], type]:
         """Makes a class the backend of a name."""
 
+    def get_dcp_group() -> Any:
+        """The ranks that share one request's cache."""
+
+    def cp_lse_ag_out_rs(out: torch.Tensor, lse: torch.Tensor, group: Any) -> torch.Tensor:
+        """Merges the ranks' outputs, and gives each rank its heads."""
+
     Attention: type
     AttentionBackendEnum: Any
     compilation: Any
@@ -94,6 +102,7 @@ else:
     import vllm
     from vllm.compilation import backends as compilation
     from vllm.config import get_current_vllm_config, get_layers_from_vllm_config
+    from vllm.distributed.parallel_state import get_dcp_group
     from vllm.model_executor.layers import logits_processor
     from vllm.model_executor.layers import utils as linear_layers
     from vllm.model_executor.layers.attention import Attention
@@ -108,6 +117,7 @@ else:
         MultipleOf,
     )
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    from vllm.v1.attention.ops.dcp import cp_lse_ag_out_rs
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
     VERSION = vllm.__version__
@@ -126,8 +136,10 @@ __all__ = [
     "MultipleOf",
     "check_interfaces",
     "compilation",
+    "cp_lse_ag_out_rs",
     "current_platform",
     "get_current_vllm_config",
+    "get_dcp_group",
     "get_layers_from_vllm_config",
     "linear_layers",
     "logits_processor",

@@ -11,7 +11,8 @@ import torch
 from flashverify import runtime
 from flashverify.errors import InternalError, UnsupportedError
 from flashverify.info import native_info
-from flashverify.integrations.vllm import engine
+from flashverify.integrations.vllm import cpu_threads, engine
+from flashverify.integrations.vllm.context_parallel import local_lengths
 from flashverify.integrations.vllm.row_blocks import cut, spans
 from flashverify.integrations.vllm.settings import Settings
 from flashverify.precision import PRECISION_REVISION
@@ -61,6 +62,16 @@ class Builder(engine.AttentionMetadataBuilder):
         engine.AttentionCGSupport.UNIFORM_BATCH
     )
 
+    @classmethod
+    def get_cudagraph_support(
+        cls, vllm_config: Any, kv_cache_spec: Any
+    ) -> engine.AttentionCGSupport:
+        """Uniform batches; none where a step's lengths per rank are computed for the step."""
+        del kv_cache_spec
+        if vllm_config.parallel_config.decode_context_parallel_size > 1:
+            return engine.AttentionCGSupport.NEVER
+        return cls._cudagraph_support
+
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
     ) -> None:
@@ -80,7 +91,10 @@ class Builder(engine.AttentionMetadataBuilder):
             impls.append(layer.impl)
         if not impls:
             raise InternalError(f"no attention layer among {', '.join(layer_names)}")
-        self._max_rows = min(impl.plan.max_rows for impl in impls)
+        self._settings = impls[0].settings
+        self._ranks, self._rank = impls[0].dcp_world_size, impls[0].dcp_rank
+        # A row sees a prefix of the keys on this rank, but rows differ in more than their order.
+        self._max_rows = 1 if self._ranks > 1 else min(impl.plan.max_rows for impl in impls)
         q_len = 1
         if settings.speculation is not None:
             q_len += settings.speculation.num_speculative_tokens
@@ -92,6 +106,8 @@ class Builder(engine.AttentionMetadataBuilder):
             # A captured graph needs its memory before the capture.
             self._workspace = self._planned_workspace(impls, kv_cache_spec, vllm_config)
             self._workspace.allocate()
+        else:
+            cpu_threads.adopt()
         _announce(impls, kv_cache_spec)
 
     def _planned_workspace(
@@ -102,7 +118,7 @@ class Builder(engine.AttentionMetadataBuilder):
             self._device,
             batch=self._max_blocks,
             rows=self._max_call_rows,
-            q_heads=max(impl.num_heads for impl in impls),
+            q_heads=max(impl.num_heads for impl in impls) * self._ranks,
             kv_heads=first.num_kv_heads,
             head_dim=first.head_size,
             max_seq_len=int(vllm_config.model_config.max_model_len),
@@ -139,7 +155,8 @@ class Builder(engine.AttentionMetadataBuilder):
         longest = common.max_query_len
         # Also with padding requests, whose length is 0: a captured batch is one of these.
         if (
-            longest <= self._max_rows
+            self._ranks == 1
+            and longest <= self._max_rows
             and longest * requests == rows
             and requests <= self._max_blocks
         ):
@@ -161,6 +178,10 @@ class Builder(engine.AttentionMetadataBuilder):
         seen = seq_lens[request]
         if causal:
             seen = seen - blocks.rows_after.to(self._device, non_blocking=True)
+        if self._ranks > 1:
+            seen = local_lengths(
+                seen, rank=self._rank, ranks=self._ranks, interleave=self._settings.interleave
+            )
         pages = pages[request]
         starts = blocks.query_start_loc
         calls: list[Call] = []

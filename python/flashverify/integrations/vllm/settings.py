@@ -30,7 +30,9 @@ class Settings:
       capability: CUDA compute capability; None on the CPU.
       model_dtype: The dtype of activations.
       page_size: Tokens of one page, as configured so far.
-      context_parallel: Ranks that share one request's cache.
+      prefill_ranks: Ranks that share a prefill.
+      decode_ranks: Ranks that share one request's cache.
+      interleave: Neighbouring tokens of it that lie on one rank.
     """
 
     options: Options
@@ -40,7 +42,9 @@ class Settings:
     capability: tuple[int, int] | None
     model_dtype: torch.dtype
     page_size: int
-    context_parallel: int
+    prefill_ranks: int
+    decode_ranks: int
+    interleave: int
 
     @classmethod
     def current(cls) -> Settings:
@@ -80,8 +84,9 @@ class Settings:
             capability=capability,
             model_dtype=model.dtype,
             page_size=int(config.cache_config.block_size or 16),
-            context_parallel=int(parallel.decode_context_parallel_size)
-            * int(parallel.prefill_context_parallel_size),
+            prefill_ranks=int(parallel.prefill_context_parallel_size),
+            decode_ranks=int(parallel.decode_context_parallel_size),
+            interleave=int(parallel.cp_kv_cache_interleave_size),
         )
 
     def layer(
