@@ -104,3 +104,21 @@ def test_a_long_prompt_among_short_ones(scratch, decode):
     tokens, logprobs = result["tokens"], result["logprobs"]
     assert tokens[: len(PROMPTS)] == decode[0]["tokens"]
     assert logprobs[: len(PROMPTS)] == decode[0]["logprobs"]
+
+
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "resolved"), [("fp8_e5m2", "fp8_e5m2"), ("auto", "bfloat16")]
+)
+def test_other_caches_keep_their_bits_too(scratch, decode, kv_cache_dtype, resolved):
+    settings = {
+        "options": INVARIANT,
+        "max_tokens": 24,
+        "prompts": PROMPTS[:3],
+        "kv_cache_dtype": kv_cache_dtype,
+    }
+    batch, log = generate(scratch / f"{resolved}_batch", together=True, **settings)
+    verified, _ = generate(scratch / f"{resolved}_verified", speculative_config=NGRAM, **settings)
+    assert f"; cache {resolved}, page_size 16, " in log
+    assert same_bits(batch, verified)
+    assert verified["counters"]["vllm:spec_decode_num_accepted_tokens"] > 0
+    assert batch["logprobs"] != [row[:24] for row in decode[0]["logprobs"][:3]]
