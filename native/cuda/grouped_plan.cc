@@ -160,12 +160,16 @@ Status plan_grouped(const AttentionProblem& problem, const PlanDevice& device, c
     plan->threads = kConsumers + 128;
   } else {
     std::string image;
+    int arch = 0;
     for (const char* family : {"grouped_sm80_", "grouped_sm70_"}) {
       plan->source = family + suffix;
       image = target.image.empty() ? device.best_image(plan->source) : target.image;
-      if (arch_number(image) >= 80) break;
+      arch = arch_number(image);
+      chosen = kv_bytes == 1 ? choose(instances_for<1>(arch), problem.head_dim, rows_per_request)
+                             : choose(instances_for<2>(arch), problem.head_dim, rows_per_request);
+      // What shared memory is too small for may fit the older family.
+      if (arch >= 80 && chosen.dim != 0) break;
     }
-    const int arch = arch_number(image);
     if (arch == 0) {
       return Status::error(FV_ERROR_UNSUPPORTED, "route: no grouped kernel for image " +
                                                      (image.empty() ? "of this device" : image) +
@@ -174,11 +178,9 @@ Status plan_grouped(const AttentionProblem& problem, const PlanDevice& device, c
     }
     if (arch < 80 && problem.kv_dtype == FV_DTYPE_BFLOAT16) {
       return Status::error(FV_ERROR_UNSUPPORTED,
-                           "kv_dtype: bfloat16, which the tensor cores of " + image +
-                               " do not multiply; scalar_fp32 reads every cache");
+                           "kv_dtype: bfloat16 at this head_dim, for which image " + image +
+                               " has no tensor-core kernel; scalar_fp32 reads every cache");
     }
-    chosen = kv_bytes == 1 ? choose(instances_for<1>(arch), problem.head_dim, rows_per_request)
-                           : choose(instances_for<2>(arch), problem.head_dim, rows_per_request);
     plan->threads = kConsumers;
   }
   if (chosen.dim == 0 || problem.head_dim % 16 != 0) {

@@ -27,7 +27,8 @@ def _caches(layout: str, kv_dtype: str) -> list[torch.Tensor]:
 def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     """Every byte of the allocation behind a view."""
     storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return whole.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def _rows(seed: int, tokens: int, source: torch.dtype) -> torch.Tensor:

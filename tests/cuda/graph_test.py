@@ -153,9 +153,12 @@ def test_a_page_that_is_not_there_is_told_and_not_read(
 
 
 @backends.on_cuda
-def test_query_offsets_out_of_order_are_told(backend: backends.Backend) -> None:
+@pytest.mark.parametrize("starts", [[0, 8, 40, 24], [0, -5, 16, 24], [0, 8, 2**31 - 1, 24]])
+def test_query_offsets_beyond_the_rows_are_told(
+    starts: list[int], backend: backends.Backend
+) -> None:
     captured = Captured(case_of(LENGTHS[0]), backend, "grouped_fp32")
-    captured.put(query_start_loc=torch.tensor([0, 16, 8, 24], dtype=torch.int32))
+    captured.put(query_start_loc=torch.tensor(starts, dtype=torch.int32))
     captured.replay()
     with pytest.raises(fv.OutOfRangeError, match="query_start_loc"):
         captured.workspace.check_faults()

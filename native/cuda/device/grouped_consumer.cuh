@@ -114,7 +114,7 @@ struct Consumer {
     // A negative scale's sign goes into the queries, so that maxima stay maxima.
     const float scale = fmaxf(fabsf(score_scale), 1e-37f);
     factor = p.softcap > 0.0f ? 1.0f : scale;
-    precap = p.softcap > 0.0f ? scale * 2.0f / p.softcap : 0.0f;
+    precap = p.softcap > 0.0f ? fminf(scale * 2.0f / p.softcap, kLargest) : 0.0f;
     if (!FV_UNLIKELY(!fetched)) {
       const uint32 sign = score_scale < 0.0f ? 0x80008000u : 0u;
       copy_async_wait();  // of its own copies, which it reads back

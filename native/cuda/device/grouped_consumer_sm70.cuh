@@ -53,7 +53,7 @@ struct ConsumerSm70 {
     // A negative scale's sign goes into the queries, so that maxima stay maxima.
     const float scale = fmaxf(fabsf(score_scale), 1e-37f);
     factor = p.softcap > 0.0f ? 1.0f : scale;
-    precap = p.softcap > 0.0f ? scale * 2.0f / p.softcap : 0.0f;
+    precap = p.softcap > 0.0f ? fminf(scale * 2.0f / p.softcap, kLargest) : 0.0f;
     const bool aligned =
         p.q_type == kFloat16 &&
         ((reinterpret_cast<uint64>(p.q) | p.q_row_stride | p.q_head_stride) & 15) == 0;

@@ -14,6 +14,8 @@
 namespace flashverify::cuda {
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+// The largest finite float.
+constexpr float kLargest = __builtin_bit_cast(float, 0x7f7fffff);
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 

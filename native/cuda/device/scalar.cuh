@@ -113,7 +113,7 @@ FV_DEVICE void scalar_splits(const AttentionArgs& p) {
       for (int d = 0; d < p.head_dim; ++d) dot = fmaf(query[d], Codec::load(k, d), dot);
       score = dot * (p.score_scale * k_scale);
       if (p.softcap > 0.0f) {
-        score = p.softcap * kLog2e * tanhf(score * (kLn2 / p.softcap));
+        score = p.softcap * kLog2e * tanhf(score * fminf(kLn2 / p.softcap, kLargest));
       }
     }
     const float top = fmaxf(max, block_reduce<true>(score, scratch));

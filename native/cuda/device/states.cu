@@ -1,5 +1,4 @@
 // merge_states: one block per row and head; natural-log LSEs, normalised outputs.
-// Never run on a device yet.
 #include "native/cuda/device/ptx.cuh"
 
 using namespace flashverify::cuda;
@@ -17,7 +16,7 @@ struct NaturalState {
 // exp is of differences at most 0; two empty states stay empty.
 FV_DEVICE NaturalState merge_pair(NaturalState a, NaturalState b) {
   const float top = fmaxf(a.lse, b.lse);
-  if (top == -kInfinity) return a;
+  if (top == -kInfinity && a.lse == b.lse) return a;
   const float wa = expf(a.lse - top);
   const float wb = expf(b.lse - top);
   const float sum = wa + wb;
