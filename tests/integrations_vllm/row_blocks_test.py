@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 import flashverify as fv
 from flashverify.integrations.vllm.cache_view import split_kv
-from flashverify.integrations.vllm.row_blocks import Span, cut, spans
+from flashverify.integrations.vllm.row_blocks import Span, cut, is_uniform, spans
 
 
 def starts_of(lengths):
@@ -57,6 +57,26 @@ def test_calls_cover_all_blocks_within_their_capacity(lengths, max_blocks, max_r
     for span in found[:-1]:
         full = span.last_block - span.first_block == max_blocks
         assert full or edges[span.last_block + 1] - span.first_row > max_rows
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rows", "uniform"),
+    [
+        ([8, 8, 8], 24, True),
+        ([1, 1], 2, True),
+        ([8, 8, 0], 24, True),  # a request of padding, and its rows
+        ([8, 8, 0], 16, False),
+        ([3, 1], 6, False),  # rows of padding, and no request of it
+        ([3, 1], 4, False),
+        ([0, 8, 8], 24, False),
+        ([4, 8, 4], 16, False),
+        ([9, 9], 18, False),
+        ([0, 0], 0, False),
+        ([], 0, False),
+    ],
+)
+def test_equal_blocks_are_told_from_others(lengths, rows, uniform):
+    assert is_uniform(starts_of(lengths), rows, 8) is uniform
 
 
 def test_no_rows_make_no_call():

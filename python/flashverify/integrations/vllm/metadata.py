@@ -13,7 +13,7 @@ from flashverify.errors import InternalError, UnsupportedError
 from flashverify.info import native_info
 from flashverify.integrations.vllm import cpu_threads, engine
 from flashverify.integrations.vllm.context_parallel import local_lengths
-from flashverify.integrations.vllm.row_blocks import cut, spans
+from flashverify.integrations.vllm.row_blocks import cut, is_uniform, spans
 from flashverify.integrations.vllm.settings import Settings
 from flashverify.precision import PRECISION_REVISION
 from flashverify.workspace import Workspace
@@ -152,13 +152,11 @@ class Builder(engine.AttentionMetadataBuilder):
         seq_lens = common.seq_lens[:requests]
         pages = common.block_table_tensor[:requests]
         rows = common.num_actual_tokens
-        longest = common.max_query_len
-        # Also with padding requests, whose length is 0: a captured batch is one of these.
+        starts = common.query_start_loc_cpu[: requests + 1]
         if (
             self._ranks == 1
-            and longest <= self._max_rows
-            and longest * requests == rows
             and requests <= self._max_blocks
+            and is_uniform(starts, rows, self._max_rows)
         ):
             calls: tuple[Call, ...] = (Call(0, rows, None, seq_lens, pages),)
         else:

@@ -28,6 +28,25 @@ class RowBlocks:
     rows_after: torch.Tensor
 
 
+def is_uniform(query_start_loc: torch.Tensor, rows: int, max_rows: int) -> bool:
+    """Whether the rows are equal blocks, one for each request, that a call takes as they are.
+
+    At the end, requests without rows may stand for padding, if the rows that they would
+    have are there: a captured batch is one of these.
+
+    Args:
+      query_start_loc: int32 [requests + 1] on the CPU, as vLLM's.
+      rows: Rows that the query has, padding included.
+      max_rows: Most rows of a block.
+    """
+    requests = len(query_start_loc) - 1
+    if requests < 1 or rows < 1 or rows % requests != 0 or rows // requests > max_rows:
+        return False
+    block, last = rows // requests, int(query_start_loc[-1])
+    equal = (torch.arange(requests + 1, dtype=torch.int32) * block).clamp(max=last)
+    return last % block == 0 and torch.equal(query_start_loc.to(torch.int32), equal)
+
+
 def cut(query_start_loc: torch.Tensor, max_rows: int) -> RowBlocks:
     """Blocks of at most ``max_rows`` rows, in the order of the rows.
 
