@@ -3,29 +3,13 @@
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
-#if defined(__SSE2__)
-#include <xmmintrin.h>
-#endif
-
 #include <memory>
 #include <utility>
 
+#include "native/state/float_environment.h"
+
 namespace flashverify::cpu {
 namespace {
-
-// An engine may have switched flush-to-zero on in its threads; the bits of a row
-// must not depend on that.
-class DefaultFloatEnvironment {
- public:
-#if defined(__SSE2__)
-  DefaultFloatEnvironment() : saved_(_mm_getcsr()) { _mm_setcsr(kDefault); }
-  ~DefaultFloatEnvironment() { _mm_setcsr(saved_); }
-
- private:
-  static constexpr unsigned kDefault = 0x1f80;  // all exceptions masked, nothing else
-  unsigned saved_;
-#endif
-};
 
 // Runs `body` in an arena of so many threads. Making one takes 4 us, a quarter of
 // what a whole call on a tiny problem may take, so that each thread keeps its

@@ -5,6 +5,7 @@
 #include "native/cuda/device.h"
 #include "native/cuda/device/args.h"
 #include "native/cuda/grouped_plan.h"
+#include "native/state/float_environment.h"
 
 namespace flashverify::cuda {
 namespace {
@@ -61,6 +62,7 @@ Status encode_map(const Driver& driver, const AttentionProblem& problem, const C
 }
 
 AttentionArgs common_arguments(const AttentionProblem& problem) {
+  const DefaultFloatEnvironment environment;
   AttentionArgs a = {};
   const int64_t q_bytes = type_bytes(problem.q_dtype);
   const int64_t kv_bytes = type_bytes(problem.kv_dtype);

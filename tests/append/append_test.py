@@ -81,6 +81,8 @@ def test_writes_its_slots_and_nothing_else(
     if shared:  # both were written into the same poison: a byte is what either made of it
         wanted_k = wanted_v = torch.where(wanted_k == 0xFF, wanted_v, wanted_k)
     on = [backends.on_device(tensor, backend.device) for tensor in (k_cache, v_cache)]
+    if shared:
+        on[1] = on[0].as_strided(v_cache.shape, v_cache.stride(), v_cache.storage_offset())
     fv.append_kv(
         *(x.to(backend.device) for x in (key, value)),
         *on,

@@ -115,7 +115,10 @@ def fp32_routes(backend: Backend, q: torch.Tensor, cache: torch.Tensor) -> list[
 def routes_for(case: cases.Case, backend: Backend = CPU) -> list[str]:
     """Every route that computes the case on the backend."""
     grouped = has_grouped(backend, case.q, case.k_cache)
-    decode = int(case.query_start_loc.diff().max()) <= 1
+    rows, batch = len(case.q), len(case.seq_lens)
+    starts = case.query_start_loc
+    longest = rows // max(batch, 1) if starts is None else int(starts.diff().max())
+    decode = longest <= 1
     return [
         route
         for route in FP32_ROUTES + HALF_ROUTES

@@ -292,6 +292,8 @@ struct GroupedLoop {
       const int end = uniform(tile.unit_end);
       const int total = uniform(unit_count(p, item, begin, end));
       if (total <= 0) {
+        // The copies of the next queries, or of the merge, must not meet these.
+        copy_async_wait();
         if (p.fold == p.splits) write_unseen<Shape>(p, tile, item.head, c.thread());
         continue;
       }

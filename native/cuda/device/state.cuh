@@ -37,7 +37,7 @@ FV_DEVICE float fold_value(float old_value, float new_value, FoldFactors f) {
 // The factor that turns a row's accumulator into its output, and its natural
 // log-sum-exp. A row that saw nothing gives 0 and -inf, also with a sink.
 FV_DEVICE float finish_row(float max, float sum, const float* sink, float value_scale, float& lse) {
-  if (max == -kInfinity) {
+  if (max == -kInfinity && sum == 0.0f) {  // NaN scores have no maximum, but a sum
     lse = -kInfinity;
     return 0.0f;
   }
