@@ -104,11 +104,11 @@ def _measure(
     inputs = workload.make(case, options.seed, cache_file)
     bar.update()
 
-    bar.set_description("FP64 and FP32 references")
-    exact, single = reference.fp64(inputs), reference.fp32(inputs)
-    bar.update()
     where = device(options.device)
     on_host, inputs = inputs, inputs.on(where)
+    bar.set_description("FP64 and FP32 references")
+    exact, single = reference.fp64(inputs).cpu(), reference.fp32(inputs).cpu()
+    bar.update()
 
     bar.set_description("first run of each arm")
     arms = {

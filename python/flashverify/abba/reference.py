@@ -8,7 +8,7 @@ from flashverify.abba.case import CHUNK_TOKENS
 from flashverify.abba.workload import Workload
 
 DESCRIPTION = (
-    f"FP64 PyTorch, blocked over {CHUNK_TOKENS} keys, from the same bytes, scales and query: "
+    f"FP64 PyTorch on the arms' device, blocked over {CHUNK_TOKENS} keys, from the same bytes, scales and query: "
     "relative_l2, max_row_relative_l2, max_abs, fp16_rounding_floor and the peers' relative_l2; "
     "FP32 PyTorch eager (dequantise, matmul, softmax, matmul): relative_l2_fp32"
 )
@@ -52,8 +52,9 @@ def compare(out: torch.Tensor, exact: torch.Tensor) -> Error:
 def _hidden(workload: Workload, start: int, stop: int) -> torch.Tensor:
     """Which keys a query token must not see, bool [q_len * group, stop - start]."""
     case = workload.case
-    last_visible = case.context - case.q_len + torch.arange(case.q_len)
-    hidden = torch.arange(start, stop)[None, :] > last_visible[:, None]
+    device = workload.q.device
+    last_visible = case.context - case.q_len + torch.arange(case.q_len, device=device)
+    hidden = torch.arange(start, stop, device=device)[None, :] > last_visible[:, None]
     return hidden.repeat_interleave(case.group, dim=0)
 
 
@@ -77,12 +78,13 @@ def _scale(scale: torch.Tensor, head: int) -> torch.Tensor:
 def fp64(workload: Workload) -> torch.Tensor:
     """Exact output, float64 [rows, q_heads, head_dim], with memory for one block of keys."""
     case = workload.case
-    out = torch.zeros(case.rows, case.q_heads, case.head_dim, dtype=torch.float64)
+    shape = (case.rows, case.q_heads, case.head_dim)
+    out = torch.zeros(shape, dtype=torch.float64, device=workload.q.device)
     for request in range(case.batch):
         for head in range(case.kv_heads):
             q = _head_rows(workload, request, head).to(torch.float64)
             score_scale = _scale(workload.k_dequant_scale, head).double() * workload.softmax_scale
-            row_max = torch.full((q.shape[0], 1), -torch.inf, dtype=torch.float64)
+            row_max = torch.full_like(q[:, :1], -torch.inf)
             row_sum = torch.zeros_like(row_max)
             total = torch.zeros_like(q)
             for start in range(0, case.context, CHUNK_TOKENS):
@@ -107,7 +109,8 @@ def fp64(workload: Workload) -> torch.Tensor:
 def fp32(workload: Workload) -> torch.Tensor:
     """What plain FP32 PyTorch gives, float32 [rows, q_heads, head_dim]."""
     case = workload.case
-    out = torch.zeros(case.rows, case.q_heads, case.head_dim)
+    shape = (case.rows, case.q_heads, case.head_dim)
+    out = torch.zeros(shape, device=workload.q.device)
     for request in range(case.batch):
         for head in range(case.kv_heads):
             q = _head_rows(workload, request, head).to(torch.float32)
