@@ -28,6 +28,7 @@ def test_defaults_are_the_contracts():
         "blocks": 25,
         "seed": 0,
         "peers": [],
+        "cuda_image": None,
         "cache": None,
         "out": None,
         "quick": False,

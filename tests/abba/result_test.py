@@ -50,6 +50,8 @@ SCHEMA = {
     "environment": {
         "device": str,
         "driver": NONE,
+        "cuda": NONE,
+        "cuda_image": NONE,
         "torch": str,
         "python": str,
         "flashverify": str,
@@ -77,6 +79,7 @@ SCHEMA = {
         "blocks": int,
         "seed": int,
         "peers": [str],
+        "cuda_image": NONE,
         "cache": (str, NONE),
         "out": str,
         "quick": bool,
@@ -103,6 +106,7 @@ SCHEMA = {
         }
     ],
     "timer": str,
+    "other_flushes": {},
     "inputs": str,
     "inputs_sha256": {
         "q": str,

@@ -33,6 +33,7 @@ def check_all_routes(
             result.out,
             result.lse,
             half_partials=route in backends.HALF_ROUTES,
+            half_weights=backends.half_weights(backend, case.k_cache),
             what=f"{route} on {backend} {what}",
         )
 

@@ -70,5 +70,6 @@ def test_random_problem(seed: int, backend: backends.Backend) -> None:
             result.out,
             result.lse,
             half_partials=route in backends.HALF_ROUTES,
+            half_weights=backends.half_weights(backend, expected.case.k_cache),
             what=f"{route} on {backend}, {out_dtype}: {what}",
         )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import flashverify as fv
-from tests.support import cases
+from tests.support import cases, tolerances
 
 FP32_ROUTES = ("grouped_fp32", "scalar_fp32")
 HALF_ROUTES = ("grouped_half", "scalar_half", "xqa_half")
@@ -104,6 +104,12 @@ def has_grouped(backend: Backend, q: torch.Tensor, cache: torch.Tensor) -> bool:
     if cache.dtype != torch.bfloat16:
         return True
     return q.dtype == torch.bfloat16 and backend.image != "compute_70"
+
+
+def half_weights(backend: Backend, cache: torch.Tensor) -> float:
+    """Unit roundoff of the weights of the half routes: of the tensor cores' operand on CUDA."""
+    bfloat16 = backend.device == "cuda" and cache.dtype == torch.bfloat16
+    return tolerances.UNIT_ROUNDOFF[torch.bfloat16 if bfloat16 else torch.float16]
 
 
 def fp32_routes(backend: Backend, q: torch.Tensor, cache: torch.Tensor) -> list[str]:

@@ -64,9 +64,18 @@ class Expected:
     plain: oracle.Answer  # the same formulas in FP32
 
     def check(
-        self, out: torch.Tensor, lse: torch.Tensor, *, half_partials: bool = False, what: str = ""
+        self,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        *,
+        half_partials: bool = False,
+        half_weights: float = _HALF,
+        what: str = "",
     ) -> None:
-        """Asserts that out and lse are the answer within both bounds; NaN matches NaN."""
+        """Asserts that out and lse are the answer within both bounds; NaN matches NaN.
+
+        ``half_weights`` is the unit roundoff of the weights that the half routes round.
+        """
         exact, exact_lse = self.exact.out, self.exact.lse
         magnitude, score_magnitude = self.exact.out_magnitude, self.exact.score_magnitude
         assert magnitude is not None and score_magnitude is not None
@@ -80,7 +89,8 @@ class Expected:
         lse_error = weight_error + sum_error + 4 * _U * exact_lse.abs().nan_to_num(posinf=0.0)
         if half_partials:
             subnormals = (keys + 1) * 2.0**-25 * self._largest_value
-            element_error = element_error + 3 * _HALF * magnitude + subnormals
+            rounded = (2 * half_weights + _HALF) * magnitude + subnormals
+            element_error = element_error + rounded
             lse_error = lse_error + _HALF
         rounding = rounding_error(exact, out.dtype)
         _assert_within(lse, exact_lse, lse_error, f"{what}: LSE")
@@ -92,7 +102,7 @@ class Expected:
         score_error = _U * (4 * (score_magnitude + softcap) + 16)
         row_bound = 4 * plain_error + score_error * magnitude.norm(dim=-1) + rounding.norm(dim=-1)
         if half_partials:
-            row_bound = row_bound + (3 * _HALF * magnitude + subnormals).norm(dim=-1)
+            row_bound = row_bound + rounded.norm(dim=-1)
         over = ordinary & (row_error > row_bound)
         assert not over.any(), (
             f"{what}: rows {over.nonzero().tolist()[:8]} have L2 errors "

@@ -62,18 +62,20 @@ def _draw_latency(axes: Axes, result: Result) -> None:
 def _draw_distance(axes: Axes, result: Result) -> None:
     found = result.checks["logprob_distance"].found or {}
     lines = iter(_LINES * 8)
+    drawn: list[float] = []
     for text, of_text in found.items():
         for reference, compared in of_text["references"].items():
             line = next(lines)
             for arm in "AB":
                 rms = compared["rms_by_block"][arm]
+                drawn += rms
                 label = f"{arm}, {text}, to {reference}"
                 axes.plot(rms, line, color=COLOUR[arm], linewidth=1, label=label)
-    if axes.lines:
+    if drawn:
         axes.legend(frameon=False, fontsize=7)
-        # Arms without any distance have nothing to show on a logarithm's axis.
-        if any(value > 0 for line in axes.lines for value in line.get_ydata()):
-            axes.set_yscale("log")
+    # Arms without any distance have nothing to show on a logarithm's axis.
+    if any(value > 0 for value in drawn):
+        axes.set_yscale("log")
     axes.set_title("Log-probability distance")
     axes.set_xlabel("block of 256 tokens of the text")
     axes.set_ylabel("root mean square")

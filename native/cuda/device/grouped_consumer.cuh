@@ -249,7 +249,7 @@ struct Consumer {
                        (Shape::kKeySplit ? (warp >> 2) * 8 * Shape::kColumnBytes : 0));
     Values::begin();
     add_products(a, source, batch, add);
-    if constexpr (Shape::kCompensated) {
+    if constexpr (!Shape::kLegacy) {
       add_products(a, source + Shape::kPBytes / Values::kHandleBytes, batch, true);  // P_lo
     }
     Values::template end<1>();
@@ -411,7 +411,7 @@ struct Consumer {
                             (2 * warp * kRows + j) * 128 + g * 16 + t * 4;
     *reinterpret_cast<uint32*>(target) = high0;
     *reinterpret_cast<uint32*>(target + Shape::kColumnBytes) = high1;
-    if constexpr (Shape::kCompensated) {
+    if constexpr (!Shape::kLegacy) {
       const float2 f0 = unpack_operand2<Kv>(high0);
       const float2 f1 = unpack_operand2<Kv>(high1);
       target += Shape::kPBytes;

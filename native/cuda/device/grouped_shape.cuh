@@ -14,9 +14,6 @@ struct GroupedShape : GroupedGeometry<KvType::kBytes, kDimValue, kRowBlocksValue
   using Base = GroupedGeometry<KvType::kBytes, kDimValue, kRowBlocksValue, kSharedBytes>;
   using Kv = KvType;
   static constexpr bool kLegacy = kLegacyValue;
-  // BF16 holds too little of a P that is rounded once: the half arm would then
-  // measure that, and not its partials.
-  static constexpr bool kCompensated = !kLegacy || Kv::kBfloat;
   // How sm_90a shares registers out: 232 and 40 to a consumer and a producer
   // thread, else 224 and 56. Chosen by what spills; the instances for which the
   // choice changed last (half arms, and 32 accumulators) have not run since.
