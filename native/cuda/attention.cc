@@ -61,8 +61,16 @@ Status encode_map(const Driver& driver, const AttentionProblem& problem, const C
                "cuTensorMapEncodeTiled");
 }
 
-AttentionArgs common_arguments(const AttentionProblem& problem) {
+// softmax_scale * log2(e). Volatile, since compilers move arithmetic across a
+// change of the rounding mode, of which they know nothing.
+float base_two_scale(float softmax_scale) {
   const DefaultFloatEnvironment environment;
+  const volatile double scale = static_cast<double>(softmax_scale);
+  const volatile float product = static_cast<float>(scale * 1.4426950408889634);
+  return product;
+}
+
+AttentionArgs common_arguments(const AttentionProblem& problem) {
   AttentionArgs a = {};
   const int64_t q_bytes = type_bytes(problem.q_dtype);
   const int64_t kv_bytes = type_bytes(problem.kv_dtype);
@@ -106,7 +114,7 @@ AttentionArgs common_arguments(const AttentionProblem& problem) {
   a.out_type = problem.out_dtype;
   a.causal = problem.causal;
   a.window = static_cast<int>(std::min<int64_t>(problem.window, INT32_MAX));
-  a.score_scale = static_cast<float>(problem.softmax_scale * 1.4426950408889634);
+  a.score_scale = base_two_scale(problem.softmax_scale);
   a.softcap = problem.softcap;
   return a;
 }

@@ -183,6 +183,12 @@ Status plan_grouped(const AttentionProblem& problem, const PlanDevice& device, c
     }
     plan->threads = kConsumers;
   }
+  if (chosen.dim == 0 && problem.head_dim <= 256) {
+    return Status::error(FV_ERROR_UNSUPPORTED,
+                         "head_dim: " + std::to_string(problem.head_dim) + " with a " +
+                             dtype_name(problem.kv_dtype) + " cache, whose tiles the shared " +
+                             "memory of this image does not hold; scalar_fp32 runs there");
+  }
   if (chosen.dim == 0 || problem.head_dim % 16 != 0) {
     return Status::error(FV_ERROR_UNSUPPORTED,
                          "head_dim: " + std::to_string(problem.head_dim) +

@@ -101,6 +101,9 @@ def has_grouped(backend: Backend, q: torch.Tensor, cache: torch.Tensor) -> bool:
     # Tensor cores: rows of 256 elements, 16-bit operands, BF16 times BF16 alone and not on SM70.
     if head_dim > 256 or q.dtype == torch.float32:
         return False
+    # Two tiles of 128 such rows are more than the shared memory of sm_89.
+    if backend.image == "compute_89" and head_dim * cache.element_size() > 256:
+        return False
     if cache.dtype != torch.bfloat16:
         return True
     return q.dtype == torch.bfloat16 and backend.image != "compute_70"

@@ -44,6 +44,7 @@ FV_DEVICE uint32 empty_barrier(uint32 base, int slot) {
 
 template <class Shape>
 struct RingPipe {
+  const AttentionArgs& p;
   const uint32 base;
   const int lane;
   const int warpgroup;
@@ -65,7 +66,7 @@ struct RingPipe {
     return address(position.slot);
   }
   FV_DEVICE void release() {
-    if (lane == 0) mbarrier_arrive(empty_barrier<Shape>(base, position.slot));
+    if (lane == 0 || !p.bulk_copy) mbarrier_arrive(empty_barrier<Shape>(base, position.slot));
     position.advance();
   }
   FV_DEVICE void release_keys() { release(); }
@@ -201,8 +202,7 @@ struct Producer {
         }
         *reinterpret_cast<uint4*>(target + tile_offset<Shape::kRowBytes>(row, chunk)) = v;
       }
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(full_barrier<Shape>(base, position.slot, half));
+      mbarrier_arrive(full_barrier<Shape>(base, position.slot, half));
     }
     position.advance();
   }
@@ -284,9 +284,11 @@ FV_DEVICE void grouped_sm90(const AttentionArgs& p, const GroupedMaps& maps) {
     if (warp == kConsumerWarps) {
       if (lane == 0) {
         for (int slot = 0; slot < Shape::kSlots; ++slot) {
-          mbarrier_init(full_barrier<Shape>(base, slot, 0), p.bulk_copy ? 1 : 4);
-          mbarrier_init(full_barrier<Shape>(base, slot, 1), p.bulk_copy ? 1 : 4);
-          mbarrier_init(empty_barrier<Shape>(base, slot), kConsumerWarps);
+          // Where threads write the tiles, every thread arrives for itself.
+          mbarrier_init(full_barrier<Shape>(base, slot, 0), p.bulk_copy ? 1 : kProducers);
+          mbarrier_init(full_barrier<Shape>(base, slot, 1), p.bulk_copy ? 1 : kProducers);
+          mbarrier_init(empty_barrier<Shape>(base, slot),
+                        p.bulk_copy ? kConsumerWarps : kConsumers);
         }
         mbarrier_init_fence();
       }
@@ -306,7 +308,7 @@ FV_DEVICE void grouped_sm90(const AttentionArgs& p, const GroupedMaps& maps) {
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Shape::kManyRegisters ? 232 : 224));
     Consumer<Shape, true> consumer(p, smem, warp);
-    RingPipe<Shape> pipe = {base, lane, warp >> 2, started, {}};
+    RingPipe<Shape> pipe = {p, base, lane, warp >> 2, started, {}};
     GroupedLoop<Shape, true, RingPipe<Shape>> loop = {p, consumer, pipe, 0, 0};
     loop.run();
   }
