@@ -121,6 +121,12 @@ struct GroupedLoop {
     return FV_UNLIKELY(poisoned >> parity & 1) ? poison_of(parity) : nullptr;
   }
 
+  // Where warpgroups exchange their sums, the split before may still be read from
+  // there: one tile per split has no barrier in between.
+  FV_DEVICE void close_exchange() const {
+    if constexpr (Shape::kKeySplit) c.barrier();
+  }
+
   FV_DEVICE void multiply_keys() {
     c.multiply_keys(pipe.wait_keys());
     pipe.release_keys();
@@ -185,6 +191,7 @@ struct GroupedLoop {
       const bool ends_group = fresh && old_split / kChain != walk.split / kChain;
       if (FV_UNLIKELY(!in_line)) {
         if (fresh) {
+          close_exchange();
           c.publish_split();
           split_parity ^= 1;
           poisoned &= ~(1 << split_parity);
@@ -208,6 +215,7 @@ struct GroupedLoop {
     for (int b = 0; b < Shape::kBatchesPv; ++b) c.multiply_values(raw, values, b, !opens || b > 0);
     pipe.release_values();
     c.wait_products();
+    close_exchange();
     c.publish_split();
     c.barrier();
     unsigned char* const target =
