@@ -34,7 +34,9 @@ def libraries(tmp_path_factory):
 def program(tmp_path, monkeypatch, libraries):
     """Runs the program over a fake environment; returns exit code and result."""
     monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
+    # What stands for the environment's own packages; this process's are not lent to it.
+    packages = ":".join(path for path in sys.path if path)
+    monkeypatch.setenv("PYTHONPATH", "of-this-process-alone")
     (tmp_path / "text.txt").write_text(WORDS)
 
     def call(*arguments, **by_route):
@@ -48,7 +50,8 @@ def program(tmp_path, monkeypatch, libraries):
         python = tmp_path / "bin" / "python"
         python.parent.mkdir(exist_ok=True)
         python.write_text(
-            f'#!/bin/sh\nexec "{sys.executable}" "{fake_vllm.__file__}" '
+            '#!/bin/sh\n[ -z "$PYTHONPATH" ] || { echo "Error: lent packages"; exit 1; }\n'
+            f'export PYTHONPATH="{packages}"\nexec "{sys.executable}" "{fake_vllm.__file__}" '
             f'"{tmp_path / "settings.json"}" "$@"\n'
         )
         python.chmod(0o755)

@@ -57,7 +57,7 @@ class StartedServer:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **configuration.environment},
+                    env=_environment(configuration),
                     start_new_session=True,
                 )
         except OSError as error:
@@ -111,7 +111,7 @@ class StartedServer:
                 text=True,
                 timeout=300,
                 check=True,
-                env={**os.environ, **self._configuration.environment},
+                env=_environment(self._configuration),
             )
             found: dict[str, Any] = json.loads(done.stdout)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -131,6 +131,12 @@ class StartedServer:
         errors = [match[0] for line in lines if (match := _ERROR.search(line))]
         told = list(dict.fromkeys(errors)) or lines
         return " | ".join(told[-_LOG_LINES:]) or "it wrote nothing"
+
+
+def _environment(configuration: Configuration) -> dict[str, str]:
+    """This process's variables without those that would lend its own packages to another Python."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {**own, **configuration.environment}
 
 
 def native_files(pid: int) -> list[probe.NativeFile]:

@@ -15,6 +15,8 @@ from flashverify.proof import parse_route
 from flashverify.routing import Route
 
 KEY: Final = "flashverify"
+SCHEDULES: Final = tuple(f"n{1 << power}" for power in range(8))
+"""The named schedules of CUDA devices, by their number of splits."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,14 @@ class Options:
       row_invariant_linears: Whether the engine's one-row bfloat16 linears on a CPU are
         computed as two rows, which makes a token's bits those it has in a larger batch.
       fp32_logits: Whether the LM head gives FP32 logits; None: with DFlash2 only.
+      schedule: How keys are cut into splits on CUDA, as `flashverify.Workspace` takes it;
+        None: from the number of requests that the engine serves at once.
     """
 
     route: Route | None = None
     row_invariant_linears: bool = False
     fp32_logits: bool | None = None
+    schedule: str | None = None
 
     @classmethod
     def from_additional_config(cls, additional_config: object) -> Options:
@@ -59,7 +64,13 @@ class Options:
                     f"{argument}: {name!r} is no option; accepted: {', '.join(known)}"
                 )
         route = given.get("route")
+        schedule = given.get("schedule")
+        if schedule is not None and schedule not in SCHEDULES:
+            raise InvalidArgumentError(
+                f"{argument}['schedule']: {schedule!r}; accepted: {', '.join(SCHEDULES)}"
+            )
         return cls(
+            schedule=schedule,
             route=None if route is None else parse_route(route, f"{argument}['route']"),
             row_invariant_linears=_flag(argument, given, "row_invariant_linears") or False,
             fp32_logits=_flag(argument, given, "fp32_logits"),

@@ -70,6 +70,24 @@ class LayerPlan:
     max_rows: int
 
 
+def schedule(max_requests: int, options: Options) -> str:
+    """The schedule of a CUDA workspace: one for the engine's whole life, for it decides bits.
+
+    A single request wants every multiprocessor, and so 128 splits; eight keep them busy
+    with 16 each. The rule stays there for more: one of them may be alone, and long.
+
+    Args:
+      max_requests: Requests that the engine serves at once.
+      options: The user's, which win.
+    """
+    if options.schedule is not None:
+        return options.schedule
+    splits = 128
+    while splits > 16 and splits * max_requests > 128:
+        splits //= 2
+    return f"n{splits}"
+
+
 def cache_dtype(name: str, model_dtype: torch.dtype) -> KVCacheDtype:
     """The resolved dtype of vLLM's ``kv_cache_dtype``: "fp8" is E4M3 on every device.
 
