@@ -31,6 +31,7 @@ def test_null_is_the_default():
         ({"route": "fast"}, r"\['route'\]: 'fast'; accepted: grouped_fp32"),
         ({"route": 1}, r"\['route'\]: 1; accepted: grouped_fp32"),
         ({"row_invariant_linears": "yes"}, r"\['row_invariant_linears'\]: 'yes'; accepted: true"),
+        ({"schedule": "n3"}, r"\['schedule'\]: 'n3'; accepted: n1, n2, n4"),
         ({"fp32_logits": 1}, r"\['fp32_logits'\]: 1; accepted: true, false or null"),
     ],
 )

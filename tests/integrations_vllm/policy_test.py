@@ -121,3 +121,11 @@ def test_the_user_decides_on_fp32_logits(speculation, chosen):
 def test_a_drafter_of_another_block_size_is_refused():
     with pytest.raises(fv.UnsupportedError, match="num_speculative_tokens: 5; accepted: 7"):
         policy.dflash2_config(Speculation("dflash", 5, DRAFTER), "fp8_e4m3", Options())
+
+
+@pytest.mark.parametrize(
+    ("requests", "name"), [(1, "n128"), (2, "n64"), (3, "n32"), (8, "n16"), (256, "n16")]
+)
+def test_the_schedule_follows_the_capacity(requests, name):
+    assert policy.schedule(requests, Options()) == name
+    assert policy.schedule(requests, Options(schedule="n4")) == "n4"

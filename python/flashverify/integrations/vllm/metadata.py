@@ -11,7 +11,7 @@ import torch
 from flashverify import runtime
 from flashverify.errors import InternalError, UnsupportedError
 from flashverify.info import native_info
-from flashverify.integrations.vllm import cpu_threads, engine
+from flashverify.integrations.vllm import cpu_threads, engine, policy
 from flashverify.integrations.vllm.context_parallel import local_lengths
 from flashverify.integrations.vllm.row_blocks import cut, is_uniform, spans
 from flashverify.integrations.vllm.settings import Settings
@@ -108,7 +108,7 @@ class Builder(engine.AttentionMetadataBuilder):
             self._workspace.allocate()
         else:
             cpu_threads.adopt()
-        _announce(impls, kv_cache_spec)
+        _announce(impls, kv_cache_spec, self._max_blocks)
 
     def _planned_workspace(
         self, impls: list[Any], kv_cache_spec: Any, vllm_config: Any
@@ -126,6 +126,7 @@ class Builder(engine.AttentionMetadataBuilder):
             routes=sorted({impl.plan.route_plan.route for impl in impls}),
             q_dtype=vllm_config.model_config.dtype,
             kv_dtype=first.kv_dtype,
+            schedule=policy.schedule(self._max_blocks, self._settings.options),
         )
 
     def build(
@@ -197,13 +198,13 @@ class Builder(engine.AttentionMetadataBuilder):
         return tuple(calls)
 
 
-def _announce(impls: list[Any], kv_cache_spec: Any) -> None:
+def _announce(impls: list[Any], kv_cache_spec: Any, max_requests: int) -> None:
     """Says which arithmetic is in control, and of what."""
     first = impls[0]
     settings = first.settings
     info = native_info()
-    where = settings.device_type
-    if where == "cpu":
+    where = f"cuda, schedule {policy.schedule(max_requests, settings.options)}"
+    if settings.device_type == "cpu":
         where = f"cpu ({info['cpu_isa']}, {runtime.get_num_threads()} threads)"
     _log.info(
         "flashverify: route %s controls the attention of %d %slayers on %s; precision revision "

@@ -131,6 +131,11 @@ class Settings:
                 f"row_invariant_linears: true with a model of {self.model_dtype}; accepted: "
                 "torch.bfloat16, whose products are row-invariant from two rows up"
             )
+        if self.options.schedule is not None and self.device_type != "cuda":
+            raise UnsupportedError(
+                f"schedule: {self.options.schedule!r} on {self.device_type}; accepted: null, for "
+                "there is one schedule on it"
+            )
         patches.apply(row_invariant_linears=wanted, fp32_logits=self.fp32_logits(kv_cache_dtype))
 
 
