@@ -134,34 +134,35 @@ struct CacheSm70 {
   uint32 raw_keys[Shape::kKeyBuffers][Shape::kKeyBatchLoads][4];
   const unsigned char* key_source;  // of the unit whose keys are loaded
   int key_loads;                    // of the lane's 16-byte pieces, those that exist
+  const unsigned char* key_base;
   const unsigned char* value_base;
-  int head;
-  // Of the lane's key in the unit looked up last.
+  int page_index;  // of the lane's key in the unit looked up last; below 0: beyond the length
   int page;
-  int page_token;  // below 0: beyond the length
+  int page_token;
 
-  FV_DEVICE void open(int kv_head) {
-    head = kv_head;
+  FV_DEVICE void open(int head) {
+    const int first_byte = at.d_half * Shape::kKeyBytes;
+    key_base = p.k.data + head * p.k.head_stride + first_byte;
     value_base = p.v.data + head * p.v.head_stride + at.column() * Kv::kBytes;
   }
   // Where the lane's key of a unit lies; the answer is on its way from memory.
   FV_DEVICE void look_up(const int* table, int unit, int seq_len) {
     const int position = unit * kUnitTokens + at.first_key() + (at.lane & 3);
-    page_token = -1;
+    page_index = -1;
     if (position >= seq_len) return;
-    const int page_index = position / p.page_size;
+    page_index = position / p.page_size;
     page_token = position - page_index * p.page_size;
     page = __ldg(table + page_index);
   }
   // Starts the loads of the unit looked up last, and notes where its values lie.
   FV_DEVICE void fetch_keys(int parity) {
+    const bool valid = page_index >= 0;
     int64 value_offset = -1;
     key_loads = 0;
-    key_source = p.k.data;
-    if (page_token >= 0) {
+    key_source = key_base;
+    if (valid) {
       const int usable = usable_page(p, page);
-      key_source += head * p.k.head_stride + at.d_half * Shape::kKeyBytes +
-                    usable * p.k.page_stride + page_token * p.k.token_stride;
+      key_source = key_base + usable * p.k.page_stride + page_token * p.k.token_stride;
       value_offset = usable * p.v.page_stride + page_token * p.v.token_stride;
       key_loads = (p.head_dim * Kv::kBytes - at.d_half * Shape::kKeyBytes) / 16;
     }

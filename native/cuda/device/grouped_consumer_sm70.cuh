@@ -30,9 +30,8 @@ struct ConsumerSm70 {
   float split_sum[Shape::kFoldsInMemory ? 1 : kM][Shape::kFoldsInMemory ? 1 : kN][8];
   float group_sum[Shape::kFoldsGroups ? kM : 1][Shape::kFoldsGroups ? kN : 1][8];
   float sum[kRows][2];
-  float tile_sum[kRows][2];  // of the last exponentials
-  float factor;              // score -> base-2 exponent, positive
-  float precap;              // score -> softcap's argument
+  float factor;  // score -> base-2 exponent, positive
+  float precap;  // score -> softcap's argument
 
   FV_DEVICE ConsumerSm70(const AttentionArgs& args, unsigned char* shared, int warp_index)
       : p(args),
@@ -270,6 +269,19 @@ struct ConsumerSm70 {
     }
   }
 
+  // True where some row needs a new reference. One that has seen no key has
+  // kUnset, which every score that is not masked exceeds.
+  FV_DEVICE bool exceeds() const {
+    float top = -kInfinity;
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+      const float2 r = reference(j);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) top = fmaxf(top, fmaf(score[j][e], factor, (e & 1) ? r.y : r.x));
+    }
+    return top > kReferenceSlack;
+  }
+
   // Of the lane's two rows of row block j. Read where it is used: registers are few.
   FV_DEVICE float2 reference(int j) const {
     return *reinterpret_cast<const float2*>(&rows.minus_reference[8 * j + at.first_row()]);
@@ -284,13 +296,6 @@ struct ConsumerSm70 {
     return combine<kMax>(v, __shfl_xor_sync(~0u, v, 16));
   }
 
-  FV_DEVICE void move_references(bool fresh) {
-    publish_max();
-    barrier();
-    decide_references(fresh);
-    barrier();
-    take_references(fresh);
-  }
   // New references, in three steps with a barrier after each of the first two:
   // the tile's maximum of every row, to shared memory;
   FV_DEVICE void publish_max() {
@@ -343,24 +348,18 @@ struct ConsumerSm70 {
       }
     }
   }
-  // Probabilities, P_hi and P_lo, to shared memory. Returns whether some row needs a
-  // new reference: one that has seen no key has kUnset, which every score that is
-  // not masked exceeds.
-  FV_DEVICE bool exponentiate() {
-    float top = -kInfinity;
+  // Probabilities, P_hi and P_lo, to shared memory.
+  FV_DEVICE void exponentiate() {
 #pragma unroll
     for (int j = 0; j < kRows; ++j) {
       const float2 r = reference(j);
       float y[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float exponent = fmaf(score[j][e], factor, (e & 1) ? r.y : r.x);
-        top = fmaxf(top, exponent);
-        y[e] = exp2_approx(exponent);
-      }
+      for (int e = 0; e < 4; ++e)
+        y[e] = exp2_approx(fmaf(score[j][e], factor, (e & 1) ? r.y : r.x));
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        tile_sum[j][e] = y[e] + y[e + 2];
+        sum[j][e] += y[e] + y[e + 2];
         const uint32 high = pack_half2(y[e], y[e + 2]);
         unsigned char* const target = smem + (p_write ^ (16 * e)) + j * 128;
         *reinterpret_cast<uint32*>(target) = high;
@@ -370,14 +369,6 @@ struct ConsumerSm70 {
               pack_half2(y[e] - f.x, y[e + 2] - f.y);
         }
       }
-    }
-    return top > kReferenceSlack;
-  }
-  FV_DEVICE void add_sums() {
-#pragma unroll
-    for (int j = 0; j < kRows; ++j) {
-      sum[j][0] += tile_sum[j][0];
-      sum[j][1] += tile_sum[j][1];
     }
   }
 

@@ -128,15 +128,14 @@ struct LoopSm70 {
       }
       c.complete_scores();
       c.finish_scores(first_key, partial);
-      if (FV_UNLIKELY(opens)) c.move_references(true);
-      // Whether a reference must move shows when the probabilities are there: the
-      // barrier that publishes them asks, and they are made again if so.
-      for (bool may_move = !opens;; may_move = false) {
-        const bool exceeds = c.exponentiate();
-        if (!FV_UNLIKELY(__syncthreads_or(may_move && exceeds))) break;
-        c.move_references(false);
+      if (FV_UNLIKELY(__syncthreads_or(opens || c.exceeds()))) {
+        c.publish_max();
+        c.barrier();
+        c.decide_references(opens);
+        c.barrier();
+        c.take_references(opens);
       }
-      c.add_sums();
+      c.exponentiate();
       bool scrub = false;
       if (FV_UNLIKELY(partial)) {
         const unsigned char* const values = p.v.data + item_at(p, index).head * p.v.head_stride;
@@ -147,6 +146,7 @@ struct LoopSm70 {
           poisoned = true;
         }
       }
+      c.barrier();
       multiply_values(raw, parity, scrub);
 
       const int old_split = walk.split;
