@@ -56,7 +56,8 @@ class Impl(engine.AttentionImpl):
         if kind != "decoder":
             refuse_layer("attn_type", repr(kind), "'decoder'")
         for name, value in others.items():
-            if value not in (None, False, -1):
+            unused = value is None or value is False or (isinstance(value, int) and value == -1)
+            if not unused:
                 refuse_layer(name, repr(value), "None: nothing here computes it")
         self.settings = settings = Settings.current()
         if settings.prefill_ranks > 1:
