@@ -78,6 +78,20 @@ def test_cuda_without_a_device_is_not_run_and_says_why(tmp_path):
     assert "**Not run**: no CUDA device" in (tmp_path / "abba.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("--cuda_image=compute_70", "--cuda_image=compute_70: the arms run on the cpu"),
+        ("--schedule=n16", "schedule: 'n16'; accepted: None, c1024 on cpu"),
+    ],
+)
+def test_what_belongs_to_cuda_is_not_run_on_the_cpu(flag, reason, tmp_path):
+    done = support.call(*support.SMALL, "--device=cpu", flag, f"--out={tmp_path}")
+    assert done.code == 4
+    assert reason in done.stderr
+    assert support.load(tmp_path)["status"] == "not run"
+
+
 def test_an_arm_that_the_library_refuses_is_not_run(tmp_path):
     done = support.call(*support.SMALL, "--head_dim=72", f"--out={tmp_path}")
     assert done.code == 4

@@ -29,6 +29,7 @@ def test_defaults_are_the_contracts():
         "seed": 0,
         "peers": [],
         "cuda_image": None,
+        "schedule": None,
         "cache": None,
         "out": None,
         "quick": False,

@@ -80,6 +80,7 @@ SCHEMA = {
         "seed": int,
         "peers": [str],
         "cuda_image": NONE,
+        "schedule": NONE,
         "cache": (str, NONE),
         "out": str,
         "quick": bool,

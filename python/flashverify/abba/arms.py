@@ -17,7 +17,9 @@ class Arm:
     captured one.
     """
 
-    def __init__(self, name: str, route: str, workload: Workload) -> None:
+    def __init__(
+        self, name: str, route: str, workload: Workload, schedule: str | None = None
+    ) -> None:
         self.name = name
         self.route = fv.Route(route)
         # Not written yet must not pass for an answer.
@@ -37,6 +39,7 @@ class Arm:
                 routes=(self.route,),
                 q_dtype=workload.q.dtype,
                 kv_dtype=workload.k_cache.dtype,
+                schedule=schedule,
             )
         except fv.FlashVerifyError as error:
             raise self._not_run(error) from error

@@ -112,7 +112,7 @@ def _measure(
 
     bar.set_description("first run of each arm")
     arms = {
-        name: Arm(name, route, inputs)
+        name: Arm(name, route, inputs, options.schedule)
         for name, route in (("A", options.arm_a), ("B", options.arm_b))
     }
     routes = {name: arm.first_run() for name, arm in arms.items()}

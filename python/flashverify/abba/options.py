@@ -52,6 +52,7 @@ class Options:
     out: Path | None
     quick: bool
     cuda_image: str | None
+    schedule: str | None
     command: str
     # Geometry flags that were given, not defaulted: a cache file must agree with them.
     given_case_flags: frozenset[str]
@@ -84,6 +85,7 @@ class Options:
             values[name] = getattr(self, name)
         values["peers"] = list(self.peers)
         values["cuda_image"] = self.cuda_image
+        values["schedule"] = self.schedule
         for name in ("arm_a_root", "arm_b_root", "cache", "out"):
             path = getattr(self, name)
             values[name] = None if path is None else _as_seen(path)
@@ -130,6 +132,7 @@ def _define() -> flags.FlagValues:
     string("peers", "", f"Comma-separated others to measure as well: {', '.join(PEERS)}.")
     string("cache", "", "Real cache contents, as docs/cache_file_format.md describes.")
     string("cuda_image", "", "Device code that the arms run, as compute_70; empty: the device's.")
+    string("schedule", "", "How positions are split, as n16 on CUDA; empty: the default.")
     string("out", "", "Folder of the result; empty: a new one under flashverify-results/.")
     flags.DEFINE_boolean(
         "quick", False, "16384 keys, 3 warm-ups, 5 blocks, unless given.", flag_values=values
@@ -204,6 +207,7 @@ def parse(arguments: Sequence[str]) -> Options:
         out=path("out"),
         quick=bool(values["quick"].value),
         cuda_image=str(value("cuda_image")) or None,
+        schedule=str(value("schedule")) or None,
         command=shlex.join(["abba", *arguments]),
         given_case_flags=frozenset(name for name in _CASE_FLAGS if values[name].present),
         caller_folder=caller_folder,
