@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from flashverify.abba import probe
 from tests.acceptance.fake_server import FakeServer, serve
 from tests.model_ab import fake_vllm
-from tools.model_ab import checks, run
+from tools.model_ab import checks, processes, run
 
 WORDS = "the quick brown fox jumps over the lazy dog and runs away from it all day long " * 60
 
@@ -199,6 +201,22 @@ def test_a_route_that_did_not_run(program):
     assert routes["reason"] == (
         "arm B: grouped_fp32 was asked for, ['grouped_fp32', 'scalar_fp32'] runs"
     )
+
+
+def test_a_terminated_run_ends_its_servers_and_writes_nothing(program, monkeypatch, capsys):
+    servers = []
+
+    def terminate(server, *_arguments):
+        servers.append(server.pid)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(processes.StartedServer, "wait", terminate)
+    code, result = program("--texts=repetitive")
+    assert (code, result) == (130, None)
+    assert "interrupted: nothing was written" in capsys.readouterr().err
+    (pid,) = servers
+    assert not Path(f"/proc/{pid}").exists() and not program.out.exists()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_servers_by_address(program):

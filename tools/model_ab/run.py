@@ -1,8 +1,11 @@
 """The program: arguments in, exit code out."""
 
+import contextlib
 import json
+import signal
 import sys
-from collections.abc import Sequence
+import types
+from collections.abc import Iterator, Sequence
 
 from flashverify.abba.outcome import ExitCode, UsageError
 from flashverify.abba.output import OutputFolder
@@ -13,9 +16,14 @@ OWN_FILES = ("model_ab.json", "model_ab.md", "model_ab.png")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the program with ``arguments``, by default those of the process."""
+    with _terminable():
+        return _main(sys.argv[1:] if arguments is None else arguments)
+
+
+def _main(arguments: Sequence[str]) -> int:
     folder = None
     try:
-        options = parse(sys.argv[1:] if arguments is None else arguments)
+        options = parse(arguments)
         # Only now what takes seconds to import: a slip in the arguments is told at once.
         from tools.model_ab import experiment, plot, report
 
@@ -54,3 +62,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(report.for_terminal(result))
     print(f"\n{', '.join(files)} are in {folder.path}")
     return code
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the program as SIGINT does: the servers that it started end with it."""
+
+    def interrupt(_number: int, _frame: types.FrameType | None) -> None:
+        # Once: what cleans up is not interrupted.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
