@@ -53,7 +53,7 @@ constexpr std::array<Geometry, 7> mma_instances() {
   return {geometry<kKvBytes, 64, 1, kShared>(),  geometry<kKvBytes, 64, 4, kShared>(),
           geometry<kKvBytes, 128, 1, kShared>(), geometry<kKvBytes, 128, 4, kShared>(),
           geometry<kKvBytes, 256, 1, kShared>(), geometry<kKvBytes, 256, 2, kShared>(),
-          geometry<kKvBytes, 256, 6, kShared>()};
+          geometry<kKvBytes, 256, 3, kShared>()};
 }
 // Those of device/grouped_sm70.cu.
 template <int kKvBytes, int kShared>

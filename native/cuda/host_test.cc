@@ -91,7 +91,7 @@ TEST(query_starts_leave_room_for_every_division_of_the_rows) {
 TEST(a_device_with_little_shared_memory_takes_fewer_rows_at_once) {
   const AttentionProblem p = problem(1, 8, 6, 1, 256);
   CHECK_EQ(planned(p, device_with("sm_86")).row_blocks, 2);
-  CHECK_EQ(planned(p, device_with("sm_80")).row_blocks, 6);
+  CHECK_EQ(planned(p, device_with("sm_80")).row_blocks, 3);
   for (const char* image : {"sm_80", "sm_86", "sm_89", "sm_100", "sm_120"}) {
     TRACE("%s", image);
     CHECK(planned(p, device_with(image)).shared_bytes <= FV_SHARED_LIMIT(10 * arch_number(image)));

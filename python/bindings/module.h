@@ -23,7 +23,9 @@ inline constexpr ArgumentSpec kVScaleSpec{"v_dequant_scale",
 // A format named for the bytes of one cache says nothing of the other's.
 inline void check_same_storage(const TensorArgument& k_cache, const TensorArgument& v_cache) {
   if (k_cache.is_uint8() == v_cache.is_uint8()) return;
-  raise_invalid(kVCacheSpec.name, v_cache.is_uint8() ? "dtype torch.uint8" : "no torch.uint8",
+  raise_invalid(kVCacheSpec.name,
+                v_cache.is_uint8() ? "dtype uint8 beside a k_cache of another"
+                                   : "another dtype beside a k_cache of uint8",
                 kVCacheSpec.accepted);
 }
 

@@ -27,6 +27,12 @@ std::string text(nb::handle object) { return nb::str(object).c_str(); }
 
 std::string type_of(nb::handle object) { return text(object.type().attr("__name__")); }
 
+// "float64", as this package's other messages spell it.
+std::string dtype_of(nb::handle tensor) {
+  const std::string name = text(tensor.attr("dtype"));
+  return name.rfind("torch.", 0) == 0 ? name.substr(6) : name;
+}
+
 void require_plain_tensor(nb::handle tensor, const ArgumentSpec& spec) {
   if (torch == nullptr) raise_status(FV_ERROR_INTERNAL, "use_torch() was never called");
   if (tensor.type().is(torch->tensor_type)) return;
@@ -105,7 +111,7 @@ TensorArgument::TensorArgument(nb::handle tensor, const ArgumentSpec& spec, Call
   view_.dtype = is_uint8_ ? uint8_format : to_fv_dtype(source->dtype);
   const bool contradiction = uint8_format != FV_DTYPE_NONE && view_.dtype != uint8_format;
   if (view_.dtype == FV_DTYPE_NONE || contradiction) {
-    raise_invalid(spec.name, "dtype " + text(tensor.attr("dtype")), spec.accepted);
+    raise_invalid(spec.name, "dtype " + dtype_of(tensor), spec.accepted);
   }
   if (source->rank > FV_MAX_RANK) {
     raise_invalid(spec.name, "rank " + std::to_string(source->rank), spec.accepted);

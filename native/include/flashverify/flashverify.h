@@ -203,9 +203,9 @@ typedef struct fv_api {
   /* The message of this thread's last failed call: names the argument, the
    * value found and what is accepted. Valid until the thread's next call. */
   const char* (*last_error)(void);
-  const char* (*status_name)(int32_t status);
-  const char* (*route_name)(int32_t route); /* "grouped_fp32", ...; NULL if unknown */
-  const char* (*cpu_isa_name)(int32_t isa); /* "avx512", ...; NULL if unknown */
+  const char* (*status_name)(int32_t status); /* "invalid_argument", ...; NULL if unknown */
+  const char* (*route_name)(int32_t route);   /* "grouped_fp32", ...; NULL if unknown */
+  const char* (*cpu_isa_name)(int32_t isa);   /* "avx512", ...; NULL if unknown */
 
   int32_t (*best_cpu_isa)(void);       /* what FV_CPU_ISA_AUTO stands for here */
   int32_t (*has_cpu_isa)(int32_t isa); /* 1 if this CPU has it */

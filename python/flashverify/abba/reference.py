@@ -9,7 +9,8 @@ from flashverify.abba.workload import Workload
 
 DESCRIPTION = (
     f"FP64 PyTorch on the arms' device, blocked over {CHUNK_TOKENS} keys, from the same bytes, "
-    "scales and query: relative_l2, max_row_relative_l2, max_abs, fp16_rounding_floor and the peers' relative_l2; "
+    "scales and query: relative_l2, max_row_relative_l2, max_abs, fp16_rounding_floor and the "
+    "peers' relative_l2; "
     "FP32 PyTorch eager (dequantise, matmul, softmax, matmul): relative_l2_fp32"
 )
 
