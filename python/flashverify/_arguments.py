@@ -14,7 +14,7 @@ import torch
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 from flashverify import _native
-from flashverify.dtypes import KV_CACHE_DTYPES, native_dtype, storage_kv_dtype
+from flashverify.dtypes import KV_CACHE_DTYPES, dtype_name, native_dtype, storage_kv_dtype
 from flashverify.errors import InvalidArgumentError, OutOfRangeError
 
 Scale = torch.Tensor | float | None
@@ -59,7 +59,11 @@ def float8_bytes(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Te
     check_tensor("k_cache", k_cache, CACHE_AXES)
     check_tensor("v_cache", v_cache, CACHE_AXES)
     if v_cache.dtype != k_cache.dtype:
-        refuse("v_cache", f"dtype {v_cache.dtype}", f"the dtype of k_cache, {k_cache.dtype}")
+        refuse(
+            "v_cache",
+            f"dtype {dtype_name(v_cache.dtype)}",
+            f"the dtype of k_cache, {dtype_name(k_cache.dtype)}",
+        )
     if k_cache.dtype not in _FLOAT8:
         return k_cache, v_cache
     return k_cache.view(torch.uint8), v_cache.view(torch.uint8)
