@@ -53,7 +53,10 @@ def grouped_images():
         cuda_image(
             name = name,
             src = "device/%s.cu" % family,
-            hdrs = [":device_sources"],
+            hdrs = [
+                ":device_sources",
+                ":%s_sources" % family,
+            ],
             archs = _GROUPED_ARCHS[family],
             tags = ["manual"],
             visibility = [
