@@ -48,7 +48,10 @@ fv_status attention_workspace_bytes(const fv_attention_params* params, size_t* b
       return fail(FV_ERROR_INVALID_ARGUMENT, "bytes", "NULL; accepted: a pointer to the result");
     }
     FV_RETURN_IF_ERROR(validate_attention(params, Purpose::kPlan, &call));
-    return workspace_bytes(*params, call, Purpose::kPlan, bytes);
+    size_t found = 0;
+    FV_RETURN_IF_ERROR(workspace_bytes(*params, call, Purpose::kPlan, &found));
+    *bytes = found;
+    return FV_OK;
   });
 }
 

@@ -314,6 +314,27 @@ TEST(a_capacity_serves_every_call_within_it) {
   }
 }
 
+TEST(devices_and_device_code_are_told) {
+  CHECK(api().cuda_images() != nullptr);
+  CHECK(api().cuda_images()[0] == nullptr);  // none in this program
+  CHECK_EQ(api().cuda_device_count(nullptr), FV_ERROR_INVALID_ARGUMENT);
+  CHECK_EQ(api().cuda_device(0, nullptr), FV_ERROR_INVALID_ARGUMENT);
+  CHECK_EQ(api().cuda_faults(0, nullptr, nullptr), FV_ERROR_INVALID_ARGUMENT);
+  fv_cuda_device device = {};
+  device.struct_size = 12;
+  CHECK_EQ(api().cuda_device(0, &device), FV_ERROR_INVALID_ARGUMENT);
+  CHECK_CONTAINS(api().last_error(), "struct_size: 12;");
+  device.struct_size = sizeof device;
+  int32_t count = -1;
+  if (api().cuda_device_count(&count) == FV_OK) return;  // this machine has a driver
+  CHECK_EQ(count, -1);
+  CHECK_CONTAINS(api().last_error(), "CUDA");
+  CHECK_EQ(api().cuda_device(0, &device), FV_ERROR_DEVICE);
+  uint32_t faults = 9;
+  CHECK_EQ(api().cuda_faults(0, nullptr, &faults), FV_ERROR_DEVICE);
+  CHECK_EQ(faults, 9u);
+}
+
 TEST(a_capacity_that_no_memory_holds_is_refused) {
   AttentionOptions options;
   options.query_lens = {1};

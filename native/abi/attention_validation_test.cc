@@ -60,6 +60,85 @@ TEST(header_fields) {
   });
 }
 
+void on_cuda(P& p) { p.device_type = FV_DEVICE_CUDA; }
+
+// What the host can see of a call on CUDA is checked before any driver is asked.
+TEST(fields_of_calls_on_cuda) {
+  expect_all_refused({
+      {"device -1",
+       kInvalid,
+       "device_index",
+       {"-1;", "0 or more"},
+       [](P& p) {
+         on_cuda(p);
+         p.device_index = -1;
+       }},
+      {"splits",
+       kInvalid,
+       "splits",
+       {"3;", "powers of two up to 128"},
+       [](P& p) {
+         on_cuda(p);
+         p.splits = 3;
+       }},
+      {"many splits",
+       kInvalid,
+       "splits",
+       {"256;"},
+       [](P& p) {
+         on_cuda(p);
+         p.splits = 256;
+       }},
+      {"rank",
+       kInvalid,
+       "q",
+       {"rank 2"},
+       [](P& p) {
+         on_cuda(p);
+         p.q.rank = 2;
+       }},
+  });
+}
+
+TEST(a_call_on_cuda_without_a_driver_or_code_says_so) {
+  int32_t count = -1;
+  const fv_status driver = api().cuda_device_count(&count);
+  Random random(1);
+  AttentionCase c(testing::small_valid_call(), random);
+  on_cuda(c.params);
+  const auto before = c.arena.snapshot();
+  const fv_status status = api().paged_attention(&c.params);
+  CHECK(c.arena.snapshot() == before);
+  // This program carries no device code, so that it fails on a machine with a GPU too.
+  CHECK_EQ(status, driver == FV_OK && count > 0 ? FV_ERROR_UNSUPPORTED
+                   : driver == FV_OK            ? FV_ERROR_INVALID_ARGUMENT
+                                                : FV_ERROR_DEVICE);
+  size_t bytes = 7;
+  CHECK(api().attention_workspace_bytes(&c.params, &bytes) != FV_OK);
+  CHECK_EQ(bytes, size_t{7});
+}
+
+// A scale of rank 0 is a number, wherever the call runs.
+TEST(numbers_as_scales) {
+  Random random(1);
+  AttentionCase c(testing::small_valid_call(), random);
+  c.plan(api());
+  float number = 0.5f;
+  c.params.k_dequant_scale = {};
+  c.params.k_dequant_scale.data = &number;
+  c.params.k_dequant_scale.dtype = FV_DTYPE_FLOAT32;
+  CHECK_EQ(api().paged_attention(&c.params), FV_OK);
+  for (const float bad : {kNan, kInf, 0.0f, -1.0f}) {
+    number = bad;
+    for (const int32_t device : {FV_DEVICE_CPU, FV_DEVICE_CUDA}) {
+      fv_attention_params p = c.params;
+      p.device_type = device;
+      CHECK_EQ(api().paged_attention(&p), kInvalid);
+      CHECK_CONTAINS(api().last_error(), "k_dequant_scale: element 0 is");
+    }
+  }
+}
+
 TEST(an_instruction_set_that_the_cpu_lacks_is_refused_naming_the_best) {
   for (int32_t isa = FV_CPU_ISA_PORTABLE; isa <= FV_CPU_ISA_AVX512; ++isa) {
     if (api().has_cpu_isa(isa) != 0) continue;
@@ -243,8 +322,8 @@ TEST(ranks_and_shapes) {
       {"v scale rank",
        kInvalid,
        "v_dequant_scale",
-       {"rank 0", "1"},
-       [](P& p) { p.v_dequant_scale.rank = 0; }},
+       {"rank 2", "1"},
+       [](P& p) { p.v_dequant_scale.rank = 2; }},
       {"out rows",
        kInvalid,
        "out",

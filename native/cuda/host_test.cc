@@ -1,5 +1,7 @@
 // What of the CUDA backend can be tested without a GPU: plans, errors, layouts.
+#include <algorithm>
 #include <string>
+#include <utility>
 
 #include "native/cuda/cuda.h"
 #include "native/cuda/device.h"
@@ -86,6 +88,41 @@ TEST(query_starts_leave_room_for_every_division_of_the_rows) {
   const int32_t* const starts = reinterpret_cast<const int32_t*>(64);  // device memory, not read
   p.query_start_loc = starts;
   CHECK_EQ(planned(p, hopper()).row_tiles, 4 * 8 * 6 / 48 + 4);
+}
+
+// However rows are dealt to requests, and however few of them there are.
+TEST(a_capacity_serves_every_call_within_it) {
+  static const int32_t starts = 0;
+  const PlanDevice devices[] = {hopper(), device_with("sm_80"), device_with("sm_89"),
+                                device_with("sm_70")};
+  for (const PlanDevice& device : devices) {
+    for (const fv_route route : {FV_ROUTE_GROUPED_FP32, FV_ROUTE_GROUPED_HALF}) {
+      for (const int splits : {1, 8, 16, 128}) {
+        for (const auto& [most_batch, most_rows] : {std::pair{1, 64}, {9, 72}, {80, 640}}) {
+          AttentionProblem p = problem(most_batch, 1, 6, 2, 128);
+          p.rows = most_rows;
+          p.route = route;
+          Target target;
+          target.splits = splits;
+          size_t capacity = 0;
+          CHECK(grouped_capacity_bytes(p, device, target, &capacity).ok());
+          for (int64_t batch = 1; batch <= most_batch; batch += batch / 4 + 1) {
+            for (int64_t rows = batch; rows <= std::min<int64_t>(most_rows, 64 * batch);
+                 rows += rows / 5 + 1) {
+              AttentionProblem call = p;
+              call.batch = batch;
+              call.rows = rows;
+              call.query_start_loc = &starts;
+              CHECK(planned(call, device, splits).workspace_bytes <= capacity);
+              if (rows % batch != 0) continue;
+              call.query_start_loc = nullptr;
+              CHECK(planned(call, device, splits).workspace_bytes <= capacity);
+            }
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(a_device_with_little_shared_memory_takes_fewer_rows_at_once) {
