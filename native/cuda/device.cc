@@ -104,7 +104,11 @@ bool Device::runs(const std::string& arch) const {
   return number / 10 == major_ && number <= here;
 }
 
+// Kept by source: a walk over all images takes longer than the rest of a call.
 std::string Device::best_image(const std::string& source) const {
+  const std::lock_guard<std::mutex> lock(best_mutex_);
+  const auto found = best_images_.find(source);
+  if (found != best_images_.end()) return found->second;
   std::string best;
   for (const Image* image = flashverify_cuda_images; image->arch != nullptr; ++image) {
     if (source != image->source || !runs(image->arch)) continue;
@@ -114,6 +118,7 @@ std::string Device::best_image(const std::string& source) const {
     };
     if (best.empty() || rank(image->arch) > rank(best)) best = image->arch;
   }
+  best_images_[source] = best;
   return best;
 }
 

@@ -78,6 +78,9 @@ class Device {
   int shared_bytes_ = 0;
   Context context_ = nullptr;
 
+  mutable std::mutex best_mutex_;
+  mutable std::unordered_map<std::string, std::string> best_images_;
+
   std::mutex mutex_;
   std::map<std::pair<std::string, std::string>, std::pair<Module, const char*>> modules_;
   std::map<std::pair<std::string, std::string>, Kernel> kernels_;

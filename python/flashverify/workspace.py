@@ -278,11 +278,19 @@ _by_handle: Final[weakref.WeakValueDictionary[int, Workspace]] = weakref.WeakVal
 _of_thread: Final = threading.local()
 
 
+def _stream_of(index: int) -> int:
+    return int(torch.cuda.current_stream(index).cuda_stream)
+
+
+# Without an object for the stream, which takes 2 us; a torch without CUDA has no such function.
+_raw_stream: Final = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of)
+
+
 def current_stream(device: torch.device) -> int:
     """The address of the device's current stream; 0 off CUDA."""
     if device.type != "cuda":
         return 0
-    return int(torch.cuda.current_stream(device).cuda_stream)
+    return int(_raw_stream(device.index))
 
 
 def default_workspace(device: torch.device, stream: int) -> Workspace:

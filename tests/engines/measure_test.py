@@ -28,6 +28,14 @@ def test_vllm_truncates_what_flashverify_rounds_to_nearest():
         assert not torch.equal(written, rounded)
 
 
+def test_vllm_hides_a_nan_that_flashverify_keeps():
+    key = torch.full((2, 3, 64), float("nan"), dtype=torch.bfloat16)
+    written, _ = EngineCodes(page_size=128, kv_heads=3, head_dim=64)(key, key)
+    kept, _ = cache_write.nearest_even(key, key)
+    assert written.view(torch.float8_e4m3fn).float().eq(448).all()
+    assert kept.view(torch.float8_e4m3fn).float().isnan().all()
+
+
 def test_side_by_side_compares_the_same_attention(tmp_path):
     flags = ["--contexts=700", "--q_lens=8,1", "--warmups=1", "--blocks=2", "--out=out"]
     module = "tools.vllm_attention.side_by_side"
