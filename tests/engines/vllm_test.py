@@ -122,3 +122,16 @@ def test_other_caches_keep_their_bits_too(scratch, decode, kv_cache_dtype, resol
     assert same_bits(batch, verified)
     assert verified["counters"]["vllm:spec_decode_num_accepted_tokens"] > 0
     assert batch["logprobs"] != [row[:24] for row in decode[0]["logprobs"][:3]]
+
+
+def test_fp32_logits_are_other_logits_of_the_same_bits(scratch, decode):
+    settings = {
+        "options": {**INVARIANT, "fp32_logits": True},
+        "max_tokens": 24,
+        "prompts": PROMPTS[:3],
+    }
+    batch, log = generate(scratch / "logits_batch", together=True, **settings)
+    verified, _ = generate(scratch / "logits_verified", speculative_config=NGRAM, **settings)
+    assert "FP32 logits on" in log
+    assert same_bits(batch, verified)
+    assert batch["logprobs"] != [row[:24] for row in decode[0]["logprobs"][:3]]
