@@ -52,6 +52,50 @@ def test_an_engine_that_cannot_be_served_does_not_start(tmp_path, arguments, rea
     assert reason in log
 
 
+LAYERS = """
+import sys
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
+from flashverify.integrations.vllm.backend import Impl
+
+config = EngineArgs(model=sys.argv[1], max_model_len=256).create_engine_config()
+plain = {"num_heads": 9, "head_size": 64, "scale": 0.125, "num_kv_heads": 3}
+for change in (
+    {},
+    {"alibi_slopes": [0.5] * 9},
+    {"attn_type": "encoder_only"},
+    {"head_size": 640},
+    {"num_heads": 10},
+    {"kv_cache_dtype": "int8_per_token_head"},
+    {"chunk_lookback": 2},
+):
+    with set_current_vllm_config(config):
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            print("made:", Impl(**plain | change).plan.route_plan.route)
+        except Exception as error:
+            print(f"refused: {type(error).__name__}: {error}")
+        torch.set_default_dtype(torch.float32)
+"""
+
+
+def test_a_layer_that_nothing_computes_is_refused_by_name(tmp_path):
+    status, log = run(tmp_path, "-c", LAYERS, MODEL)
+    assert status == 0, log
+    assert log.count("made: ") == 1 and "made: grouped_fp32" in log, log
+    assert log.count("refused: UnsupportedError: ") == 6, log
+    for reason in (
+        "alibi_slopes: given; accepted: None; flashverify never leaves a layer",
+        "attn_type: 'encoder_only'; accepted: 'decoder'",
+        "head_dim: 640",
+        "num_heads: 10; accepted: multiples of 3",
+        "kv_cache_dtype: 'int8_per_token_head'",
+        "chunk_lookback: 2",
+    ):
+        assert f"refused: UnsupportedError: {reason}" in log, log
+
+
 def installed_copy(tmp_path):
     """The installed wheel's files, copied into a folder that comes first on the path."""
     copy = tmp_path / "copy"
