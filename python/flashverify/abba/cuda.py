@@ -27,8 +27,8 @@ class CudaTimer:
         # Longer than any L2 cache, and than what one can keep of it.
         self._filler = torch.zeros(_FLUSH_BYTES // 8, dtype=torch.int64, device="cuda")
         self._sink = torch.empty((), dtype=torch.int64, device="cuda")
-        self._start = torch.cuda.Event(enable_timing=True)
-        self._end = torch.cuda.Event(enable_timing=True)
+        self._start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def time_us(self, call: Callable[[], object]) -> float:
         """Runs ``call`` once and returns its duration on the device in microseconds."""

@@ -23,7 +23,7 @@ class Timer(Protocol):
 
     description: str
 
-    def time_us(self, call: Callable[[], None]) -> float:
+    def time_us(self, call: Callable[[], object]) -> float:
         """Runs ``call`` once and returns its duration in microseconds."""
 
 
@@ -35,7 +35,7 @@ class CpuTimer:
         "caches are left as the previous call leaves them"
     )
 
-    def time_us(self, call: Callable[[], None]) -> float:
+    def time_us(self, call: Callable[[], object]) -> float:
         """Runs ``call`` once and returns its duration in microseconds."""
         start = time.perf_counter_ns()
         call()
