@@ -31,7 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif chosen.cmake_dir:
             print(info.cmake_dir())
         else:
-            found = {"version": flashverify.__version__, **info.native_info()}
+            found = {
+                "version": flashverify.__version__,
+                **info.native_info(),
+                "cuda_devices": info.cuda_devices(),
+            }
             print(json.dumps(found, indent=2) if chosen.json else _table(found))
     except flashverify.FlashVerifyError as error:
         print(f"flashverify: {error}", file=sys.stderr)

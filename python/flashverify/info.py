@@ -22,7 +22,6 @@ class NativeInfo(TypedDict):
     extension_sha256: str
     cpu_isa: str
     cuda_images: list[str]
-    cuda_devices: list[CudaDevice] | str
 
 
 class CudaDevice(TypedDict):
@@ -54,12 +53,16 @@ def native_info() -> NativeInfo:
         extension_sha256=files.extension.sha256(),
         cpu_isa=runtime.cpu_isa(),
         cuda_images=files.module.cuda_images(),
-        cuda_devices=_cuda_devices(files.module),
     )
 
 
-def _cuda_devices(native: Any) -> list[CudaDevice] | str:
-    """The devices, or in words why there are none."""
+def cuda_devices() -> list[CudaDevice] | str:
+    """The CUDA devices of this machine, or in words why there are none.
+
+    Raises:
+      StaleNativeLibraryError: A native file was replaced since it was loaded.
+    """
+    native: Any = load_native().module
     try:
         return [native.cuda_device(index) for index in range(native.cuda_device_count())]
     except DeviceError as error:

@@ -23,6 +23,7 @@ KEYS = [
     "extension_sha256",
     "cpu_isa",
     "cuda_images",
+    "cuda_devices",
 ]
 PACKAGE = Path(fv.__file__).parent
 
@@ -43,7 +44,7 @@ def sha256(path: str) -> str:
 
 def test_native_info() -> None:
     found = fv.native_info()
-    assert list(found) == KEYS[1:]
+    assert list(found) == KEYS[1:-1]
     assert found["precision_revision"] == fv.PRECISION_REVISION == 4
     assert found["abi_version"] == fv.ABI_VERSION
     assert len(found["build_id"]) == 16 and int(found["build_id"], 16)
@@ -56,7 +57,14 @@ def test_native_info() -> None:
 def test_json() -> None:
     done = run("--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"version": fv.__version__, **fv.native_info()}
+    found = json.loads(done.stdout)
+    devices = found.pop("cuda_devices")
+    assert found == {"version": fv.__version__, **fv.native_info()}
+    # As many as there are, or in words why there are none.
+    if isinstance(devices, str):
+        assert "CUDA" in devices
+    else:
+        assert all(set(device) == {"index", "name", "capability", "image"} for device in devices)
 
 
 def test_for_people() -> None:

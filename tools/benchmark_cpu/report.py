@@ -29,8 +29,8 @@ def to_json(result: Result) -> dict[str, Any]:
         "method": {
             "order": round_robin.DESCRIPTION,
             "timer": CpuTimer.description,
-            "matmul": floors.MATMUL_DESCRIPTION,
-            "bandwidth": floors.READ_DESCRIPTION,
+            "matmul": floors.MATMUL_DESCRIPTION["cpu"],
+            "bandwidth": floors.READ_DESCRIPTION["cpu"],
             "memory": memory.METHOD,
         },
         "targets": [dataclasses.asdict(target) for target in result.targets],

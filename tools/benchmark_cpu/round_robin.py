@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from flashverify.abba.floors import MachineRates
-from flashverify.abba.timing import Timer, collector_off
+from flashverify.abba.timing import CpuTimer, Timer, collector_off
 from flashverify.abba.workload import Workload
 from tools.benchmark_cpu.sections import Section, Subject
 from tools.benchmark_cpu.subjects import Bound, conditions
@@ -47,7 +47,7 @@ class BoundSection:
         cls, section: Section, workload: Workload, bound: dict[Subject, Bound]
     ) -> "BoundSection":
         """The section over the workload whose bytes also measure the read bandwidth."""
-        return cls(section, bound, MachineRates(workload) if section.rated else None)
+        return cls(section, bound, MachineRates(workload, CpuTimer()) if section.rated else None)
 
 
 @dataclasses.dataclass(frozen=True)
