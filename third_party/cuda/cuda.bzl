@@ -64,7 +64,7 @@ cuda_image = rule(
 # builds the wheel twice would otherwise compile them for ten more minutes.
 _IMAGES = attr.label_list(
     mandatory = True,
-    cfg = "host",
+    cfg = "host",  # buildifier: disable=attr-cfg
     providers = [CudaImagesInfo],
 )
 
