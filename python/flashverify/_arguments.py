@@ -82,9 +82,9 @@ def check_bool(argument: str, value: object) -> None:
 
 
 def check_count(argument: str, value: object, least: int) -> None:
-    """Refuses what is no int, or less than ``least``."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        refuse(argument, repr(value), f"an int, {least} or more")
+    """Refuses what is no int, less than ``least``, or beyond 64 bits."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MAX_INT64:
+        refuse(argument, repr(value)[:80], f"an int, {least} or more, up to 2^63 - 1")
 
 
 def real_number(argument: str, value: object) -> float:

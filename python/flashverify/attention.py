@@ -30,6 +30,7 @@ from flashverify.routing import Route, plan_route
 from flashverify.workspace import (
     Buffer,
     Workspace,
+    capability_of,
     check_workspace,
     current_stream,
     default_workspace,
@@ -306,7 +307,7 @@ def _new_plan(
     try:
         route_plan = plan_route(
             device_type=device.type,
-            capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+            capability=capability_of(device),
             kv_cache_dtype=kv_cache_dtype,
             q_dtype=q.dtype,
             q_len=q_len,

@@ -16,7 +16,7 @@ from flashverify._arguments import (
     scale_tensor,
 )
 from flashverify._dispatch import may_differentiate, must_dispatch, refuse_autograd
-from flashverify.workspace import check_faults, current_stream
+from flashverify.workspace import check_faults, current_stream, resolve_device
 
 _kv_codes: dict[tuple[torch.dtype, str | None], int] = {}
 
@@ -78,8 +78,9 @@ def check_append_faults(device: torch.device | str) -> None:
 
     Raises:
       OutOfRangeError: A slot was out of range since the last check.
+      InvalidArgumentError, DeviceError: No such device.
     """
-    check_faults(torch.empty(0, device=device).device, [0])
+    check_faults(resolve_device(device), [0])
 
 
 def append(

@@ -405,7 +405,17 @@ def _misfit(request: RouteRequest, route: Route) -> str | None:
             )
         if request.capability < least:
             found.append(_older(request.capability, by, least))
+        elif request.head_dim > 128 and _has_little_shared_memory(request.capability):
+            found.append(
+                f"head_dim: {request.head_dim} {by}, whose tiles the shared memory does not hold; "
+                "accepted: up to 128; nearest supported value: 128"
+            )
     return "; ".join(found) or None
+
+
+def _has_little_shared_memory(capability: tuple[int, int]) -> bool:
+    """99 KiB a block: SM86, SM89 and SM120."""
+    return capability >= (12, 0) or (capability[0] == 8 and capability[1] not in (0, 7))
 
 
 def _older(capability: tuple[int, int], by: str, least: tuple[int, int]) -> str:

@@ -130,6 +130,7 @@ class Workspace:
         if routes is None:
             plan = plan_route(
                 device_type=self.device.type,
+                capability=capability_of(self.device),
                 kv_cache_dtype=kv_cache_dtype,
                 q_dtype=q_dtype,
                 q_len=q_len,
@@ -163,17 +164,8 @@ class Workspace:
             self.state_nbytes[state] = max(self.state_nbytes[state], needed)
 
     def _start(self, device: str | torch.device, schedule: str | None = None) -> None:
-        try:
-            kind = torch.device(device).type
-        except (RuntimeError, TypeError):
-            kind = ""
-        if kind not in _DEVICE_CODES:
-            refuse("device", repr(device), ", ".join(_DEVICE_CODES))
-        try:
-            # As tensors name it: "cuda" is the current one, by its index.
-            self.device = torch.empty(0, device=device).device
-        except (AssertionError, RuntimeError) as error:
-            raise DeviceError(f"device: {device}: {error}") from error
+        self.device = resolve_device(device)
+        kind = self.device.type
         schedules = _SCHEDULES[kind]
         self.schedule = schedules[-1] if schedule is None else schedule
         if self.schedule not in schedules:
@@ -255,6 +247,32 @@ class Workspace:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{state} {nbytes} bytes" for state, nbytes in self.state_nbytes.items())
         return f"Workspace({str(self.device)!r}: {sizes})"
+
+
+def resolve_device(device: object) -> torch.device:
+    """The device as tensors name it: "cuda" is the current one, by its index.
+
+    Raises:
+      InvalidArgumentError: No device that anything here runs on.
+      DeviceError: There is no such device on this machine.
+    """
+    try:
+        kind = torch.device(device).type if isinstance(device, (str, torch.device)) else ""
+    except RuntimeError:
+        kind = ""
+    if kind not in _DEVICE_CODES:
+        refuse("device", repr(device), ", ".join(_DEVICE_CODES))
+    try:
+        return torch.empty(0, device=device).device  # type: ignore[arg-type]
+    except (AssertionError, RuntimeError) as error:
+        raise DeviceError(f"device: {device}: {error}") from error
+
+
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """The compute capability of a CUDA device; None on the CPU."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.get_device_capability(device)
 
 
 def check_faults(device: torch.device, addresses: Iterable[int]) -> None:

@@ -230,3 +230,22 @@ def test_a_planned_capacity_serves_every_call_within_it(
         with backend.selected():
             fv.paged_attention(**inputs, route=route, workspace=workspace)
     assert workspace.state_nbytes == planned
+
+
+def test_a_workspace_plans_its_route_on_any_device() -> None:
+    """Without a GPU too: what is missing there is a device, and no argument."""
+    shape = {"batch": 2, "rows": 16, "q_heads": 6, "kv_heads": 2, "head_dim": 64}
+    if not torch.cuda.is_available():
+        with pytest.raises(fv.DeviceError, match="device: cuda"):
+            fv.Workspace("cuda", **shape, max_seq_len=900, schedule="n16")
+        with pytest.raises(fv.DeviceError, match="device: cuda"):
+            fv.check_append_faults("cuda")
+        return
+    workspace = fv.Workspace("cuda", **shape, max_seq_len=900, schedule="n16")
+    assert workspace.schedule == "n16" and workspace.nbytes > 0
+
+
+@pytest.mark.parametrize("device", ["", "mps", None, 0, 1.5])
+def test_what_is_no_device_is_refused(device: object) -> None:
+    with pytest.raises(fv.InvalidArgumentError, match="device: "):
+        fv.check_append_faults(device)  # type: ignore[arg-type]

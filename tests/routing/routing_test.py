@@ -112,6 +112,8 @@ def kernel_fits(r: RouteRequest, route: Route) -> bool:
         return False
     if r.device_type == "cuda" and r.kv_cache_dtype == "bfloat16" and not bfloat16_tensor_cores(r):
         return False
+    if r.capability == (12, 0) and r.kv_cache_dtype == "bfloat16" and r.head_dim > 128:
+        return False
     if route.value == "xqa_half":
         return 0 <= r.q_len <= 1
     return 0 <= r.q_len <= 64
@@ -280,6 +282,7 @@ def test_a_misfit_says_why_the_next_kernel_is_taken() -> None:
         ((7, 0), "bfloat16", "scalar_fp32"),
         ((7, 5), "bfloat16", "scalar_fp32"),
         ((8, 0), "bfloat16", "grouped_fp32"),
+        ((8, 6), "bfloat16", "scalar_fp32"),
         ((8, 0), "float16", "scalar_fp32"),
         ((9, 0), "float32", "scalar_fp32"),
     ],
