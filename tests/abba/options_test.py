@@ -123,3 +123,12 @@ def test_a_cache_file_decides_the_case_and_given_flags_must_agree():
         parse(["--cache=f", "--kv_dtype=e5m2"]).with_file_case(in_file)
     with pytest.raises(UsageError, match=r"--arm_a=xqa_half decodes one"):
         parse(["--cache=f", "--arm_a=xqa_half"]).with_file_case(in_file)
+
+
+@pytest.mark.parametrize(
+    "flag", ["--schedule=n3", "--schedule=n0", "--schedule=16", "--cuda_image=bogus"]
+)
+def test_names_that_are_none_are_bad_arguments(flag):
+    with pytest.raises(UsageError, match="known are"):
+        parse([flag])
+    assert parse(["--schedule=n16", "--cuda_image=sm_90a"]).schedule == "n16"

@@ -1,8 +1,10 @@
 """The command line."""
 
 import dataclasses
+import math
 import os
 import shlex
+import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,13 @@ def parse(arguments: Sequence[str]) -> Options:
         raise UsageError(f"unexpected argument {positional[0]!r}: all arguments are --flag=value")
     if not value("url"):
         raise UsageError("--url: missing; the address of a server, such as http://127.0.0.1:8000")
+    for name in ("temperature", "timeout_s", "settle_s"):
+        if math.isnan(value(name)):
+            raise UsageError(f"--{name}=nan: accepted are 0 to 1000000")
+    try:
+        urllib.parse.urlsplit(value("url")).port  # noqa: B018 - raises for what is no port
+    except ValueError as error:
+        raise UsageError(f"--url={value('url')}: {error}") from error
     # `bazel run` starts the program in its runfiles and says where the caller stood.
     caller_folder = Path(os.environ.get("BUILD_WORKING_DIRECTORY") or Path.cwd())
 
@@ -106,7 +115,9 @@ def _define() -> flags.FlagValues:
         flags.DEFINE_integer(name, default, text, lower_bound=low, flag_values=values)
 
     def number(name: str, default: float, text: str) -> None:
-        flags.DEFINE_float(name, default, text, lower_bound=0.0, flag_values=values)
+        flags.DEFINE_float(
+            name, default, text, lower_bound=0.0, upper_bound=1e6, flag_values=values
+        )
 
     string("url", "", "Address of the server, without /v1.")
     string("model", "", "Model to ask for; empty: the first that the server names.")

@@ -60,7 +60,7 @@ def read(path: Path) -> tuple[PromptCase, ...]:
 def _json_case(where: str, default_name: str, line: str) -> PromptCase:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: not JSON: {error}") from error
     parameters: dict[str, Any] = {}
     if isinstance(value, dict):
@@ -70,4 +70,7 @@ def _json_case(where: str, default_name: str, line: str) -> PromptCase:
     is_ids = isinstance(value, list) and all(type(token) is int for token in value)
     if not value or not (isinstance(value, str) or is_ids):
         raise UsageError(f"{where}: expected a prompt, which is text or a list of token ids")
+    for taken in ("model", "stream"):
+        if taken in parameters:
+            raise UsageError(f"{where}: {taken!r} is not a prompt's to choose")
     return PromptCase(name, value, parameters)

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.INTERRUPTED
     files = {
         "acceptance.json": json.dumps(result.to_json(), indent=1, allow_nan=False).encode() + b"\n",
-        "acceptance.md": report.for_markdown(result).encode(),
+        "acceptance.md": report.for_markdown(result).encode(errors="backslashreplace"),
     }
     if result.speculation is not None:
         files["acceptance.png"] = plot.draw(result)

@@ -64,7 +64,7 @@ class Server:
         answer = self._json("/v1/models")
         try:
             return str(answer["data"][0]["id"])
-        except (KeyError, IndexError, TypeError) as error:
+        except _ODD_ANSWERS as error:
             raise ServerError(f"{self.url}/v1/models names no model") from error
 
     def version(self) -> str | None:
@@ -79,7 +79,7 @@ class Server:
         body = json.dumps({"model": model, "prompt": text, "add_special_tokens": False})
         try:
             return [int(token) for token in json.loads(self._post("/tokenize", body))["tokens"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except _ODD_ANSWERS as error:
             raise ServerError(f"{self.url}/tokenize: no tokens: {error}") from error
 
     def complete(self, model: str, prompt: Prompt, **parameters: Any) -> Completion:
@@ -93,7 +93,7 @@ class Server:
         elapsed_s = time.perf_counter() - start
         try:
             return _completion(json.loads(data), elapsed_s)
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except _ODD_ANSWERS as error:
             raise ServerError(
                 f"{self.url}/v1/completions: the answer has no choice with text and usage: {error}"
             ) from error
@@ -101,7 +101,7 @@ class Server:
     def _json(self, path: str) -> Any:
         try:
             return json.loads(self._get(path))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ServerError(f"{self.url}{path}: not JSON: {error}") from error
 
     def _post(self, path: str, body: str) -> bytes:
@@ -126,6 +126,18 @@ class Server:
             raise ServerError(f"{request.full_url}: {reason}") from error
 
 
+# What reading an answer of another shape than expected may raise.
+_ODD_ANSWERS = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+
+
 def _completion(answer: Mapping[str, Any], elapsed_s: float) -> Completion:
     choice, usage = answer["choices"][0], answer["usage"]
     ids = choice.get("token_ids")
@@ -134,14 +146,21 @@ def _completion(answer: Mapping[str, Any], elapsed_s: float) -> Completion:
     return Completion(
         text=str(choice["text"]),
         finish_reason=choice.get("finish_reason"),
-        prompt_tokens=int(usage["prompt_tokens"]),
-        completion_tokens=int(usage["completion_tokens"]),
+        prompt_tokens=_count(usage["prompt_tokens"]),
+        completion_tokens=_count(usage["completion_tokens"]),
         elapsed_s=elapsed_s,
         token_ids=None if ids is None else tuple(map(int, ids)),
         logprobs=None if logprobs is None else _floats(logprobs),
         metrics=metrics if isinstance(metrics, Mapping) else None,
         prompt_logprobs=choice.get("prompt_logprobs"),
     )
+
+
+def _count(value: Any) -> int:
+    count = int(value)
+    if not 0 <= count <= 2**53:
+        raise ValueError(f"{str(value)[:40]} tokens")
+    return count
 
 
 def _floats(values: Sequence[float | None]) -> tuple[float, ...] | None:

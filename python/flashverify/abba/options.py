@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -176,6 +177,12 @@ def parse(arguments: Sequence[str]) -> Options:
             raise UsageError(f"--{name}={found}: known are {', '.join(known)}")
         return found
 
+    def named(name: str, pattern: str, known: str) -> str | None:
+        found = str(value(name))
+        if found and not re.fullmatch(pattern, found):
+            raise UsageError(f"--{name}={found}: known are {known}")
+        return found or None
+
     # `bazel run` starts the program in its runfiles and says where the caller stood.
     caller_folder = _caller_folder()
 
@@ -206,8 +213,8 @@ def parse(arguments: Sequence[str]) -> Options:
         cache=path("cache"),
         out=path("out"),
         quick=bool(values["quick"].value),
-        cuda_image=str(value("cuda_image")) or None,
-        schedule=str(value("schedule")) or None,
+        cuda_image=named("cuda_image", r"(sm|compute)_\d+a?", "sm_NN or compute_NN"),
+        schedule=named("schedule", r"c1024|n(1|2|4|8|16|32|64|128)", "c1024, n1 to n128"),
         command=shlex.join(["abba", *arguments]),
         given_case_flags=frozenset(name for name in _CASE_FLAGS if values[name].present),
         caller_folder=caller_folder,
