@@ -46,7 +46,7 @@ _REST_SECONDS = 0.01
 class RestingTimer(timing.CpuTimer):
     """Rests before each call: threads that wait for work by spinning have then stopped."""
 
-    def time_us(self, call: Callable[[], None]) -> float:
+    def time_us(self, call: Callable[[], object]) -> float:
         """Runs ``call`` once and returns its duration in microseconds."""
         time.sleep(_REST_SECONDS)
         return super().time_us(call)
