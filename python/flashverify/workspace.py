@@ -11,6 +11,7 @@ Calls that name no workspace use one of the calling thread's own.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import weakref
@@ -256,14 +257,14 @@ def resolve_device(device: object) -> torch.device:
       InvalidArgumentError: No device that anything here runs on.
       DeviceError: There is no such device on this machine.
     """
-    try:
-        kind = torch.device(device).type if isinstance(device, (str, torch.device)) else ""
-    except RuntimeError:
-        kind = ""
-    if kind not in _DEVICE_CODES:
+    named = None
+    if isinstance(device, (str, torch.device)):
+        with contextlib.suppress(RuntimeError):
+            named = torch.device(device)
+    if named is None or named.type not in _DEVICE_CODES:
         refuse("device", repr(device), ", ".join(_DEVICE_CODES))
     try:
-        return torch.empty(0, device=device).device  # type: ignore[arg-type]
+        return torch.empty(0, device=named).device
     except (AssertionError, RuntimeError) as error:
         raise DeviceError(f"device: {device}: {error}") from error
 
