@@ -31,16 +31,6 @@ fv_status guarded(const Call& call) noexcept {
   }
 }
 
-// A call without rows needs and runs no kernel.
-fv_status workspace_bytes(const fv_attention_params& params, const AttentionCall& call,
-                          Purpose purpose, size_t* bytes) {
-  *bytes = 0;
-  if (call.problem.rows == 0) return FV_OK;
-  if (!call.on_cpu) return cuda_workspace_bytes(params, call, purpose, bytes);
-  *bytes = cpu::attention_workspace_bytes(call.problem, call.num_threads);
-  return FV_OK;
-}
-
 fv_status attention_workspace_bytes(const fv_attention_params* params, size_t* bytes) noexcept {
   return guarded([&] {
     AttentionCall call;
@@ -48,31 +38,42 @@ fv_status attention_workspace_bytes(const fv_attention_params* params, size_t* b
       return fail(FV_ERROR_INVALID_ARGUMENT, "bytes", "NULL; accepted: a pointer to the result");
     }
     FV_RETURN_IF_ERROR(validate_attention(params, Purpose::kPlan, &call));
-    size_t found = 0;
-    FV_RETURN_IF_ERROR(workspace_bytes(*params, call, Purpose::kPlan, &found));
+    size_t found = 0;  // a call without rows needs and runs no kernel
+    if (call.problem.rows > 0 && !call.on_cpu) {
+      FV_RETURN_IF_ERROR(cuda_workspace_bytes(*params, call, &found));
+    } else if (call.problem.rows > 0) {
+      found = cpu::attention_workspace_bytes(call.problem, call.num_threads);
+    }
     *bytes = found;
     return FV_OK;
   });
+}
+
+fv_status cpu_attention(const fv_attention_params& params, const AttentionCall& call,
+                        fv_route* ran) {
+  FV_RETURN_IF_ERROR(check_attention_memory(
+      params, cpu::attention_workspace_bytes(call.problem, call.num_threads)));
+  *ran = cpu::run_attention(call.problem, call.isa, call.num_threads, params.workspace);
+  return FV_OK;
 }
 
 fv_status paged_attention(fv_attention_params* params) noexcept {
   return guarded([&] {
     AttentionCall call;
     FV_RETURN_IF_ERROR(validate_attention(params, Purpose::kRun, &call));
-    size_t needed_bytes = 0;
-    FV_RETURN_IF_ERROR(workspace_bytes(*params, call, Purpose::kRun, &needed_bytes));
-    FV_RETURN_IF_ERROR(check_attention_memory(*params, needed_bytes));
     const AttentionProblem& problem = call.problem;
-    params->ran_route = problem.route;
-    params->ran_isa = call.isa;
-    params->ran_image = nullptr;
-    if (problem.rows > 0 && !call.on_cpu) {
-      FV_RETURN_IF_ERROR(cuda_attention(call, params));
-    } else if (problem.rows > 0) {
-      params->ran_route =
-          cpu::run_attention(problem, call.isa, call.num_threads, params->workspace);
+    fv_route ran = problem.route;
+    const char* image = nullptr;
+    if (problem.rows == 0) {
+      FV_RETURN_IF_ERROR(check_attention_memory(*params, 0));
+    } else if (call.on_cpu) {
+      FV_RETURN_IF_ERROR(cpu_attention(*params, call, &ran));
+    } else {
+      FV_RETURN_IF_ERROR(cuda_attention(*params, call, &ran, &image));
     }
-    const int32_t ran = params->ran_route;
+    params->ran_route = ran;
+    params->ran_isa = call.isa;
+    params->ran_image = image;
     if (ran != problem.route) {
       return fail(FV_ERROR_INTERNAL, "route", "%s ran; accepted: %s, as requested", route_name(ran),
                   route_name(problem.route));

@@ -40,22 +40,24 @@ cuda::Target attention_target(const fv_attention_params& params) {
 }  // namespace
 
 fv_status cuda_workspace_bytes(const fv_attention_params& params, const AttentionCall& call,
-                               Purpose purpose, size_t* bytes) {
+                               size_t* bytes) {
   const cuda::Target target = attention_target(params);
-  const bool capacity = purpose == Purpose::kPlan && params.seq_lens.data == nullptr;
-  return report(capacity ? cuda::capacity_workspace_bytes(call.problem, target, bytes)
-                         : cuda::attention_workspace_bytes(call.problem, target, bytes));
+  if (params.seq_lens.data == nullptr) {  // a capacity
+    return report(cuda::capacity_workspace_bytes(call.problem, target, bytes));
+  }
+  cuda::AttentionPlan plan;
+  FV_RETURN_IF_ERROR(report(cuda::plan_attention(call.problem, target, &plan)));
+  *bytes = plan.workspace_bytes;
+  return FV_OK;
 }
 
-fv_status cuda_attention(const AttentionCall& call, fv_attention_params* params) {
-  fv_route ran = call.problem.route;
-  const char* image = nullptr;
-  FV_RETURN_IF_ERROR(
-      report(cuda::run_attention(call.problem, attention_target(*params), params->workspace,
-                                 params->workspace_bytes, &ran, &image)));
-  params->ran_route = ran;
-  params->ran_image = image;
-  return FV_OK;
+fv_status cuda_attention(const fv_attention_params& params, const AttentionCall& call,
+                         fv_route* ran, const char** image) {
+  const cuda::Target target = attention_target(params);
+  cuda::AttentionPlan plan;
+  FV_RETURN_IF_ERROR(report(cuda::plan_attention(call.problem, target, &plan)));
+  FV_RETURN_IF_ERROR(check_attention_memory(params, plan.workspace_bytes));
+  return report(cuda::run_attention(call.problem, target, plan, params.workspace, ran, image));
 }
 
 fv_status cuda_append(const fv_append_params& params, const cpu::AppendProblem& problem) {

@@ -11,10 +11,12 @@
 
 namespace flashverify::abi {
 
+// Of a call, or of a capacity where seq_lens has no data.
 fv_status cuda_workspace_bytes(const fv_attention_params& params, const AttentionCall& call,
-                               Purpose purpose, size_t* bytes);
-// Sets ran_route and ran_image.
-fv_status cuda_attention(const AttentionCall& call, fv_attention_params* params);
+                               size_t* bytes);
+// Checks the workspace and the outputs too.
+fv_status cuda_attention(const fv_attention_params& params, const AttentionCall& call,
+                         fv_route* ran, const char** image);
 fv_status cuda_append(const fv_append_params& params, const cpu::AppendProblem& problem);
 fv_status cuda_merge(const fv_merge_params& params, const cpu::MergeProblem& problem);
 

@@ -98,6 +98,7 @@ AttentionArgs common_arguments(const AttentionProblem& problem) {
   a.lse_row_stride = problem.lse_row_stride;
   a.lse_head_stride = problem.lse_head_stride;
   a.rows = static_cast<int>(problem.rows);
+  a.query_len = static_cast<int>(problem.rows / problem.batch);
   a.batch = static_cast<int>(problem.batch);
   a.group = static_cast<int>(problem.group());
   // index / group == mulhi(index, magic) while index * group < 2^32.
@@ -117,6 +118,20 @@ AttentionArgs common_arguments(const AttentionProblem& problem) {
   a.score_scale = base_two_scale(problem.softmax_scale);
   a.softcap = problem.softcap;
   return a;
+}
+
+int log2_of(int power_of_two) {
+  int log2 = 0;
+  while (1 << log2 < power_of_two) ++log2;
+  return log2;
+}
+
+void set_schedule(AttentionArgs* a, int splits, int fold) {
+  a->splits = splits;
+  a->fold = fold;
+  a->parts = splits / fold;
+  a->splits_log2 = log2_of(splits);
+  a->parts_log2 = log2_of(a->parts);
 }
 
 // Blocks of the grid, threads of a block.
@@ -142,12 +157,8 @@ bool is_scalar(fv_route route) {
   return route == FV_ROUTE_SCALAR_FP32 || route == FV_ROUTE_SCALAR_HALF;
 }
 
-struct ScalarPlan {
-  int64_t blocks = 0;
-  size_t stats_bytes = 0;
-  size_t workspace_bytes = 0;
-};
-Status plan_scalar(const AttentionProblem& problem, const Target& target, ScalarPlan* plan) {
+Status plan_scalar(const AttentionProblem& problem, const Target& target, ScalarPlan* plan,
+                   size_t* workspace_bytes) {
   FV_CUDA_RETURN_IF_ERROR(check_schedule(target));
   constexpr int64_t kMaxDim = 512;
   if (problem.head_dim > kMaxDim) {
@@ -158,25 +169,14 @@ Status plan_scalar(const AttentionProblem& problem, const Target& target, Scalar
   plan->blocks = problem.rows * problem.q_heads;
   const int64_t parts = plan->blocks * target.splits;
   plan->stats_bytes = static_cast<size_t>((parts * 8 + 255) / 256 * 256);
-  plan->workspace_bytes = plan->stats_bytes + static_cast<size_t>(parts * problem.head_dim * 4);
+  *workspace_bytes = plan->stats_bytes + static_cast<size_t>(parts * problem.head_dim * 4);
   return {};
 }
 
-Status workspace_error(size_t given, size_t needed) {
-  return Status::error(FV_ERROR_WORKSPACE_TOO_SMALL, "workspace: " + std::to_string(given) +
-                                                         " bytes, but this call needs " +
-                                                         std::to_string(needed));
-}
-
 Status run_scalar(Device* device, const AttentionProblem& problem, const Target& target,
-                  AttentionArgs arguments, void* workspace, size_t workspace_bytes,
+                  const ScalarPlan& plan, AttentionArgs arguments, void* workspace,
                   const char** image) {
-  ScalarPlan plan;
-  FV_CUDA_RETURN_IF_ERROR(plan_scalar(problem, target, &plan));
-  if (workspace_bytes < plan.workspace_bytes)
-    return workspace_error(workspace_bytes, plan.workspace_bytes);
-  arguments.splits = target.splits;
-  arguments.fold = 1;
+  set_schedule(&arguments, target.splits, 1);
   arguments.partial_stats = static_cast<float2*>(workspace);
   arguments.partials = static_cast<unsigned char*>(workspace) + plan.stats_bytes;
   const std::string family =
@@ -197,15 +197,10 @@ Status run_scalar(Device* device, const AttentionProblem& problem, const Target&
 }
 
 Status run_grouped(Device* device, const AttentionProblem& problem, const Target& target,
-                   AttentionArgs arguments, void* workspace, size_t workspace_bytes,
+                   const GroupedPlan& plan, AttentionArgs arguments, void* workspace,
                    const char** image) {
   const Driver& driver = device->driver();
-  GroupedPlan plan;
-  FV_CUDA_RETURN_IF_ERROR(plan_grouped(problem, plan_device(*device), target, &plan));
-  if (workspace_bytes < plan.workspace_bytes)
-    return workspace_error(workspace_bytes, plan.workspace_bytes);
-  arguments.splits = plan.splits;
-  arguments.fold = plan.fold;
+  set_schedule(&arguments, plan.splits, plan.fold);
   arguments.row_tiles = plan.row_tiles;
   arguments.partial_stats = static_cast<float2*>(workspace);
   arguments.partials = static_cast<unsigned char*>(workspace) + plan.stats_bytes;
@@ -281,39 +276,37 @@ Status check_schedule(const Target& target) {
                                                       std::to_string(kMaxSplits) + " are accepted");
 }
 
-Status attention_workspace_bytes(const AttentionProblem& problem, const Target& target,
-                                 size_t* bytes) {
-  *bytes = kLeastWorkspaceBytes;
+Status plan_attention(const AttentionProblem& problem, const Target& target, AttentionPlan* plan) {
+  *plan = {};
   if (problem.rows == 0 || problem.batch == 0) return {};
-  Device* device = nullptr;
-  FV_CUDA_RETURN_IF_ERROR(Device::get(target.device, &device));
+  FV_CUDA_RETURN_IF_ERROR(Device::get(target.device, &plan->device));
   if (is_scalar(problem.route)) {
-    ScalarPlan plan;
-    FV_CUDA_RETURN_IF_ERROR(plan_scalar(problem, target, &plan));
-    *bytes = plan.workspace_bytes;
-    return {};
+    return plan_scalar(problem, target, &plan->scalar, &plan->workspace_bytes);
   }
-  GroupedPlan plan;
-  FV_CUDA_RETURN_IF_ERROR(plan_grouped(problem, plan_device(*device), target, &plan));
-  *bytes = plan.workspace_bytes;
+  FV_CUDA_RETURN_IF_ERROR(
+      plan_grouped(problem, plan_device(*plan->device), target, &plan->grouped));
+  plan->workspace_bytes = plan->grouped.workspace_bytes;
   return {};
 }
 
 Status capacity_workspace_bytes(const AttentionProblem& problem, const Target& target,
                                 size_t* bytes) {
-  if (is_scalar(problem.route) || problem.rows == 0 || problem.batch == 0)
-    return attention_workspace_bytes(problem, target, bytes);
-  Device* device = nullptr;
-  FV_CUDA_RETURN_IF_ERROR(Device::get(target.device, &device));
-  return grouped_capacity_bytes(problem, plan_device(*device), target, bytes);
+  AttentionPlan plan;
+  if (is_scalar(problem.route) || problem.rows == 0 || problem.batch == 0) {
+    FV_CUDA_RETURN_IF_ERROR(plan_attention(problem, target, &plan));
+    *bytes = plan.workspace_bytes;
+    return {};
+  }
+  FV_CUDA_RETURN_IF_ERROR(Device::get(target.device, &plan.device));
+  return grouped_capacity_bytes(problem, plan_device(*plan.device), target, bytes);
 }
 
-Status run_attention(const AttentionProblem& problem, const Target& target, void* workspace,
-                     size_t workspace_bytes, fv_route* ran, const char** image) {
+Status run_attention(const AttentionProblem& problem, const Target& target,
+                     const AttentionPlan& plan, void* workspace, fv_route* ran,
+                     const char** image) {
   *ran = problem.route;
-  if (problem.rows == 0 || problem.batch == 0) return {};
-  Device* device = nullptr;
-  FV_CUDA_RETURN_IF_ERROR(Device::get(target.device, &device));
+  Device* const device = plan.device;
+  if (device == nullptr) return {};
   const Device::Scope scope(*device);
   FV_CUDA_RETURN_IF_ERROR(scope.status());
   AttentionArgs arguments = common_arguments(problem);
@@ -322,8 +315,8 @@ Status run_attention(const AttentionProblem& problem, const Target& target, void
   arguments.barrier = reinterpret_cast<uint32*>(state);
   arguments.status = arguments.barrier + 2;
   return is_scalar(problem.route)
-             ? run_scalar(device, problem, target, arguments, workspace, workspace_bytes, image)
-             : run_grouped(device, problem, target, arguments, workspace, workspace_bytes, image);
+             ? run_scalar(device, problem, target, plan.scalar, arguments, workspace, image)
+             : run_grouped(device, problem, target, plan.grouped, arguments, workspace, image);
 }
 
 Status run_append(const AppendProblem& problem, const Target& target) {

@@ -3,10 +3,12 @@
 #define FLASHVERIFY_NATIVE_CUDA_GROUPED_PLAN_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 
-#include "native/cuda/cuda.h"
+#include "native/cuda/driver.h"
+#include "native/cuda/target.h"
 #include "native/plan/problem.h"
 
 namespace flashverify::cuda {

@@ -242,8 +242,8 @@ TEST(a_machine_without_a_driver_says_so) {
   if (status.ok()) return;  // this machine has one
   CHECK_EQ(status.code, FV_ERROR_DEVICE);
   CHECK(mentions(status, "CUDA"));
-  size_t bytes = 0;
-  CHECK_EQ(attention_workspace_bytes(problem(1, 8, 6, 1, 256), {}, &bytes).code, FV_ERROR_DEVICE);
+  AttentionPlan plan;
+  CHECK_EQ(plan_attention(problem(1, 8, 6, 1, 256), {}, &plan).code, FV_ERROR_DEVICE);
 }
 
 }  // namespace

@@ -91,9 +91,13 @@ struct AttentionArgs {
   int q_type;
   int out_type;
   int causal;
-  int window;  // 0: none
-  int splits;  // of the schedule
+  int window;     // 0: none
+  int query_len;  // of every request, where query_start_loc is null
+  int splits;     // of the schedule
   int fold;
+  int parts;  // splits / fold; logarithms spare the kernels' first instructions divisions
+  int splits_log2;
+  int parts_log2;
   int row_tiles;       // over all requests, an upper bound when query_start_loc is given
   int bulk_copy;       // the cache can be read by the bulk copy engine
   int vector_copy;     // the cache can be read 16 bytes at a time

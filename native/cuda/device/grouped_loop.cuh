@@ -21,19 +21,25 @@ FV_DEVICE int uniform(int v) { return __shfl_sync(~0u, v, 0); }
 
 // Where not every row sees every key of a tile: values at or beyond the length
 // become zero, since 0 * NaN would reach rows that must not see them. Returns
-// whether this thread met a non-finite value among the others.
+// whether this thread met a non-finite value among those that some row must not see.
 template <class Shape>
-FV_RARE bool clean_values(unsigned char* smem, uint32 offset, int first_key, int seq_len) {
+FV_RARE bool clean_values(unsigned char* smem, uint32 offset, int first_key) {
   using Kv = typename Shape::Kv;
   constexpr int kChunks = Shape::kRowBytes / 16;
+  constexpr int kStep = kConsumers / kChunks;
+  const auto& rows =
+      *reinterpret_cast<const RowState<Shape::kTileRows>*>(smem + Shape::kRowStateOffset);
   bool found = false;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < kUnitTokens * kChunks; i += kConsumers) {
-    const int key = i / kChunks;
-    uint4* const chunk =
-        reinterpret_cast<uint4*>(smem + offset + key / kHalfTokens * Shape::kHalfBytes +
-                                 tile_offset<Shape::kRowBytes>(key % kHalfTokens, i % kChunks));
-    if (first_key + key >= seq_len) {
+  int key = threadIdx.x / kChunks;
+  // Usually all but the last keys are seen by all.
+  if (rows.mask_below <= first_key) key += max_of(rows.mask_from - first_key, 0) / kStep * kStep;
+#pragma unroll 1
+  for (; key < kUnitTokens; key += kStep) {
+    if (first_key + key >= rows.mask_below && first_key + key < rows.mask_from) continue;
+    uint4* const chunk = reinterpret_cast<uint4*>(
+        smem + offset + key / kHalfTokens * Shape::kHalfBytes +
+        tile_offset<Shape::kRowBytes>(key % kHalfTokens, threadIdx.x % kChunks));
+    if (first_key + key >= rows.seq_len) {
       *chunk = make_uint4(0, 0, 0, 0);
     } else {
       const uint4 v = *chunk;
@@ -98,7 +104,7 @@ struct GroupedLoop {
     if (FV_UNLIKELY(is_partial(first_key))) {
       if constexpr (!kWgmma) c.barrier();  // a pipe without mbarriers speaks of this one
       const uint32 offset = pipe.peek_values(more_keys) - c.base;
-      const bool found = clean_values<Shape>(c.smem, offset, first_key, c.rows.seq_len);
+      const bool found = clean_values<Shape>(c.smem, offset, first_key);
       if (uniform(named_barrier_or(kConsumerBarrier, kConsumers, found))) {
         note_poison<Shape>(c.smem, offset, first_key, poison_of(split_parity),
                            poisoned >> split_parity & 1);
@@ -134,9 +140,7 @@ struct GroupedLoop {
 
   FV_DEVICE void run_item(const Item& item, const RowTile& tile, int total, const UnitWalk& start) {
     UnitWalk walk = start;
-    const int64 part =
-        (static_cast<int64>(item.tile) * p.kv_heads + item.head) * (p.splits / p.fold) +
-        item.first_split / p.fold;
+    const int64 part = part_index(p, item.tile, item.head, item.part);
     int first_key = walk.unit * kUnitTokens;
     poisoned = split_parity = 0;
     bool opens = true;  // the tile that P V meets is the first of its split
@@ -288,11 +292,12 @@ struct GroupedLoop {
     for (int index = blockIdx.x; index < items; index += gridDim.x) {
       const Item item = item_at(p, index);
       RowTile tile = locate_row_tile<Shape::kTileRows>(p, item.tile, c.lane);
+      // Asked for first: they are what the block waits for.
+      const int length = p.seq_lens[tile.request];
       const bool fetched = c.fetches_queries();
       if (index != blockIdx.x) c.barrier();  // the item before has been read
       if (fetched) c.fetch_queries(tile, item.head);
       if (index == blockIdx.x) pipe.start();
-      const int length = p.seq_lens[tile.request];
       const float k_scale =
           p.k_scale == nullptr ? p.k_scale_number : p.k_scale[item.head * p.k_scale_stride];
       resolve_row_tile(p, tile, length, c.lane);

@@ -79,21 +79,26 @@ FV_RARE void write_unseen(const AttentionArgs& p, RowTile tile, int head, int th
   }
 }
 
-// Waits until every block of the grid has come here (all are co-resident: the
-// launch is cooperative), and leaves the counters as it found them.
-FV_DEVICE void grid_barrier(uint32* counters, int thread) {
+// A barrier of the grid, whose blocks are all co-resident: the launch is
+// cooperative. Each block arrives, waits for all if it needs them, and leaves, which
+// makes the counters zero again; that takes an answer from memory, and is done when
+// nobody waits any more.
+FV_DEVICE void arrive_at_grid_barrier(uint32* counters, int thread) {
   named_barrier(1, kConsumers);
+  if (thread == 0) add_release(&counters[0], 1u);
+}
+FV_DEVICE void wait_for_grid(const uint32* counters, int thread) {
   if (thread == 0) {
-    __threadfence();
-    atomicAdd(&counters[0], 1u);
     while (load_acquire(&counters[0]) < gridDim.x) {
-    }
-    if (atomicAdd(&counters[1], 1u) == gridDim.x - 1) {
-      counters[0] = 0;
-      counters[1] = 0;
     }
   }
   named_barrier(1, kConsumers);
+}
+FV_DEVICE void leave_grid_barrier(uint32* counters, int thread) {
+  if (thread == 0 && atomicAdd(&counters[1], 1u) == gridDim.x - 1) {
+    counters[0] = 0;
+    counters[1] = 0;
+  }
 }
 
 struct MergeScratch {
@@ -115,17 +120,41 @@ FV_DEVICE float4 fold_values(float4 a, float4 b, const float2* factors) {
                      fold_value(a.z, b.z, even), fold_value(a.w, b.w, odd));
 }
 
-// Whether some unit of [unit_begin, unit_end) belongs to `fold` splits from
-// `first` on, a multiple of fold: whether their partial was stored.
-FV_DEVICE bool is_stored(const AttentionArgs& p, const RowTile& tile, int first, int fold) {
+// Whether some unit of [unit_begin, unit_end) belongs to the splits of a part: whether
+// its partial was stored. Distances are counted from the split of unit_begin on, the
+// last one being followed by it.
+FV_DEVICE bool is_stored(const AttentionArgs& p, const RowTile& tile, int part) {
+  const int distance = (part * p.fold - tile.unit_begin) & (p.splits - 1);
   const int units = tile.unit_end - tile.unit_begin;
-  return first < p.splits && (((first - tile.unit_begin) & (p.splits - 1)) < units ||
-                              ((tile.unit_begin - first) & (p.splits - 1)) < fold);
+  return units > 0 && (distance < units || distance > p.splits - p.fold);
+}
+
+// Folds `count` states of a row, eight apart, left to right, and writes each one's
+// factors; returns the state. In steps of four whose exponentials overlap: only the
+// maxima and the sums wait for each other.
+FV_DEVICE float2 fold_states(const float2* states, float2* factors, int count) {
+  float max = -kInfinity;
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int first = 0; first < count; first += 4) {
+    float2 s[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      s[k] = first + k < count ? states[8 * (first + k)] : make_float2(-kInfinity, 0.0f);
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const FoldFactors f = fold_stats(max, sum, s[k].x, s[k].y);
+      if (first + k < count) factors[8 * (first + k)] = make_float2(f.old, f.add);
+    }
+  }
+  return make_float2(max, sum);
 }
 
 // The merge runs once per launch, when everybody waits for it, and its code comes
 // from memory then: everything here is a loop, and the loads that must overlap are
-// asynchronous copies.
+// asynchronous copies. A block that waits for the others merges nothing meanwhile,
+// which brings the code into its processor.
 template <class Shape>
 struct Merger {
   using Kv = typename Shape::Kv;
@@ -147,73 +176,68 @@ struct Merger {
   }
 
   // Parts are splits, of which `chain` make a group, or groups already (chain 1).
-  FV_DEVICE void merge(const RowTile& tile, int head, int64 first_part, int slice) const {
+  // A row that nothing was stored for comes out as one that saw nothing.
+  // `rehearses`: with an empty tile, and few parts.
+  FV_DEVICE void merge(const RowTile& tile, int head, int64 first_part, int slice,
+                       bool rehearses) const {
     constexpr int kSlicesPerBlock = Shape::kOwners / kSlicePositions;  // of a row block and 16 d
     constexpr int kBytes = Shape::kLegacy ? 8 : 16;
     const int warp = thread >> 5;
     const int lane = thread & 31;
     const int position = slice * kSlicePositions + lane;
     const int row_block = slice / kSlicesPerBlock % Shape::kRowBlocks;
-    const int parts = p.splits / p.fold;
+    const int parts = rehearses ? min_of(kChain, p.parts) : p.parts;
     const int chain = p.fold == 1 ? min_of(kChain, parts) : 1;
     const int groups = parts / chain;
 
-    const unsigned char* source =
-        p.partials + ((first_part + warp) * (Shape::kPartialFloats / 4) + position) * kBytes;
-    uint32 target = shared_address(scratch.values) + (warp * kSlicePositions + lane) * kBytes;
-#pragma unroll 1
-    for (int part = warp; part < parts; part += kConsumerWarps) {
-      copy_async<kBytes>(target, source, is_stored(p, tile, part * p.fold, p.fold));
-      source += kConsumerWarps * (Shape::kPartialFloats / 4) * kBytes;
-      target += kConsumerWarps * kSlicePositions * kBytes;
-    }
+    // Statistics come first: their folds run while the values are on the way.
 #pragma unroll 1
     for (int i = thread; i < parts * 8; i += kConsumers) {
       const int part = i >> 3;
       const float2* from =
           &p.partial_stats[(first_part + part) * Shape::kTileRows + row_block * 8 + (i & 7)];
-      if (is_stored(p, tile, part * p.fold, p.fold)) {
+      if (is_stored(p, tile, part)) {
         copy_async<8>(shared_address(&scratch.stats[part][i & 7]),
                       reinterpret_cast<const unsigned char*>(from), true);
       } else {
         scratch.stats[part][i & 7] = make_float2(-kInfinity, 0.0f);
       }
     }
-    copy_async_wait();
+    copy_async_end_batch();
+    const unsigned char* source =
+        p.partials + ((first_part + warp) * (Shape::kPartialFloats / 4) + position) * kBytes;
+    uint32 target = shared_address(scratch.values) + (warp * kSlicePositions + lane) * kBytes;
+#pragma unroll 2
+    for (int part = warp; part < parts; part += kConsumerWarps) {
+      copy_async<kBytes>(target, source, is_stored(p, tile, part));
+      source += kConsumerWarps * (Shape::kPartialFloats / 4) * kBytes;
+      target += kConsumerWarps * kSlicePositions * kBytes;
+    }
+    copy_async_end_batch();
+    copy_async_wait_but_last();
     barrier();
 
 #pragma unroll 1
     for (int i = thread; i < groups * 8; i += kConsumers) {
-      float max = -kInfinity;
-      float sum = 0.0f;
-#pragma unroll 2
-      for (int k = 0; k < chain; ++k) {
-        float2& s = scratch.stats[(i >> 3) * chain + k][i & 7];
-        const FoldFactors f = fold_stats(max, sum, s.x, s.y);
-        s = make_float2(f.old, f.add);
-      }
-      scratch.group_stats[i >> 3][i & 7] = make_float2(max, sum);
+      float2* const states = &scratch.stats[(i >> 3) * chain][i & 7];
+      scratch.group_stats[i >> 3][i & 7] = fold_states(states, states, chain);
     }
+    copy_async_wait();
     barrier();
     if (thread < 8) {
-      float max = -kInfinity;
-      float sum = 0.0f;
-#pragma unroll 4
-      for (int i = 0; i < groups; ++i) {
-        const float2 s = scratch.group_stats[i][thread];
-        const FoldFactors f = fold_stats(max, sum, s.x, s.y);
-        scratch.group_factors[i][thread] = make_float2(f.old, f.add);
-      }
+      const float2 state =
+          fold_states(&scratch.group_stats[0][thread], &scratch.group_factors[0][thread], groups);
       // The log-sum-exp once per row: by the slice of its first d.
       const bool writes_lse =
           slice % kSlicesPerBlock == 0 && slice < kSlicesPerBlock * Shape::kRowBlocks;
       scratch.output_factor[thread] =
-          finish_tile_row<Kv>(p, tile, head, row_block * 8 + thread, max, sum, writes_lse);
+          finish_tile_row<Kv>(p, tile, head, row_block * 8 + thread, state.x, state.y, writes_lse);
     }
+    // The first warp folds the groups' statistics, the others their values.
 #pragma unroll 1
-    for (int group = warp; group < groups; group += kConsumerWarps) {
+    for (int group = warp == 0 ? groups : warp - 1; group < groups; group += kConsumerWarps - 1) {
       float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 2
+#pragma unroll 4
       for (int k = 0; k < chain; ++k) {
         const int part = group * chain + k;
         sum = fold_values(sum, value(part, lane), &scratch.stats[part][2 * (lane & 3)]);
@@ -247,30 +271,29 @@ struct Merger {
   FV_DEVICE void run() const {
     constexpr int kSlices = Shape::kPartialFloats / 4 / kSlicePositions;
     const int work = p.row_tiles * p.kv_heads * kSlices;
-    int index = blockIdx.x;
-    // What the first slice needs of the lengths is fetched before the wait.
-    int tile_head = index / kSlices;
-    int tile_index = tile_head / p.kv_heads;
+    arrive_at_grid_barrier(p.barrier, thread);
+    bool rehearses = true;
+    int tile_index = -1;
     RowTile tile = {};
-    if (index < work) tile = row_tile<Shape::kTileRows>(p, tile_index, thread & 31);
-    grid_barrier(p.barrier, thread);
 #pragma unroll 1
-    while (index < work) {
-      const int head = tile_head % p.kv_heads;
+    for (int index = blockIdx.x; index < work;) {
       const int slice = index % kSlices;
-      if (tile.unit_end > tile.unit_begin) {
-        merge(tile, head, static_cast<int64>(tile_head) * (p.splits / p.fold), slice);
-      } else if (slice == 0) {
-        write_unseen<Shape>(p, tile, head, thread);
-      }
-      index += gridDim.x;
-      tile_head = index / kSlices;
-      const int next = tile_head / p.kv_heads;
-      if (next != tile_index && index < work) {
+      const int tile_head = index / kSlices;
+      const int next = divide_by_heads(p, tile_head);
+      const int head = tile_head - next * p.kv_heads;
+      if (next != tile_index) {
         tile_index = next;
         tile = row_tile<Shape::kTileRows>(p, tile_index, thread & 31);
       }
+      merge(rehearses ? RowTile{} : tile, head, part_index(p, next, head, 0), slice, rehearses);
+      if (rehearses) {
+        rehearses = false;
+        wait_for_grid(p.barrier, thread);
+      } else {
+        index += gridDim.x;
+      }
     }
+    leave_grid_barrier(p.barrier, thread);
   }
 };
 

@@ -45,7 +45,7 @@ struct MergerSm70 {
     const int warp = thread >> 5;
     const int lane = thread & 31;
     const int row_block = slice % Shape::kRowBlocks;
-    const int parts = p.splits / p.fold;
+    const int parts = p.parts;
     const int chain = p.fold == 1 ? min_of(kChain, parts) : 1;
     const int groups = parts / chain;
 
@@ -56,7 +56,7 @@ struct MergerSm70 {
       for (int k = 0; k < kChain; ++k) {
         const int part = (warp + i * kConsumerWarps) * chain + k;
         values[i][k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (k < chain && part < parts && is_stored(p, tile, part * p.fold, p.fold))
+        if (k < chain && part < parts && is_stored(p, tile, part))
           values[i][k] = load(first_part + part, slice * kSlicePositions + lane);
       }
     }
@@ -65,7 +65,7 @@ struct MergerSm70 {
       const int i = thread + k * kConsumers;
       const int part = i >> 3;
       float2 s = make_float2(-kInfinity, 0.0f);
-      if (part < parts && is_stored(p, tile, part * p.fold, p.fold)) {
+      if (part < parts && is_stored(p, tile, part)) {
         s = __ldcg(
             &p.partial_stats[(first_part + part) * Shape::kTileRows + row_block * 8 + (i & 7)]);
       }
@@ -74,29 +74,16 @@ struct MergerSm70 {
     __syncthreads();
 
     if (thread < groups * 8) {
-      float max = -kInfinity;
-      float sum = 0.0f;
-#pragma unroll 2
-      for (int k = 0; k < chain; ++k) {
-        float2& s = scratch.stats[(thread >> 3) * chain + k][thread & 7];
-        const FoldFactors f = fold_stats(max, sum, s.x, s.y);
-        s = make_float2(f.old, f.add);
-      }
-      scratch.group_stats[thread >> 3][thread & 7] = make_float2(max, sum);
+      float2* const states = &scratch.stats[(thread >> 3) * chain][thread & 7];
+      scratch.group_stats[thread >> 3][thread & 7] = fold_states(states, states, chain);
     }
     __syncthreads();
     if (thread < 8) {
-      float max = -kInfinity;
-      float sum = 0.0f;
-#pragma unroll 4
-      for (int i = 0; i < groups; ++i) {
-        const float2 s = scratch.group_stats[i][thread];
-        const FoldFactors f = fold_stats(max, sum, s.x, s.y);
-        scratch.group_factors[i][thread] = make_float2(f.old, f.add);
-      }
+      const float2 state =
+          fold_states(&scratch.group_stats[0][thread], &scratch.group_factors[0][thread], groups);
       // The log-sum-exp once per row: by the slice of its first d.
-      scratch.output_factor[thread] = finish_tile_row<Kv>(p, tile, head, row_block * 8 + thread,
-                                                          max, sum, slice < Shape::kRowBlocks);
+      scratch.output_factor[thread] = finish_tile_row<Kv>(
+          p, tile, head, row_block * 8 + thread, state.x, state.y, slice < Shape::kRowBlocks);
     }
 #pragma unroll
     for (int i = 0; i < kGroupsPerWarp; ++i) {
@@ -128,24 +115,23 @@ struct MergerSm70 {
 
   FV_DEVICE void run() const {
     const int work = p.row_tiles * p.kv_heads * kSlices;
-    grid_barrier(p.barrier, thread);
+    arrive_at_grid_barrier(p.barrier, thread);
+    wait_for_grid(p.barrier, thread);
     int tile_index = -1;
     RowTile tile = {};
 #pragma unroll 1
     for (int index = blockIdx.x; index < work; index += gridDim.x) {
       const int slice = index % kSlices;
       const int tile_head = index / kSlices;
-      const int head = tile_head % p.kv_heads;
-      if (tile_head / p.kv_heads != tile_index) {
-        tile_index = tile_head / p.kv_heads;
+      const int next = divide_by_heads(p, tile_head);
+      const int head = tile_head - next * p.kv_heads;
+      if (next != tile_index) {
+        tile_index = next;
         tile = row_tile<Shape::kTileRows>(p, tile_index, thread & 31);
       }
-      if (tile.unit_end > tile.unit_begin) {
-        merge(tile, head, static_cast<int64>(tile_head) * (p.splits / p.fold), slice);
-      } else if (slice == 0) {
-        write_unseen<Shape>(p, tile, head, thread);
-      }
+      merge(tile, head, part_index(p, next, head, 0), slice);
     }
+    leave_grid_barrier(p.barrier, thread);
   }
 };
 

@@ -15,9 +15,8 @@ struct GroupedShape : GroupedGeometry<KvType::kBytes, kDimValue, kRowBlocksValue
   using Kv = KvType;
   static constexpr bool kLegacy = kLegacyValue;
   // How sm_90a shares registers out: 232 and 40 to a consumer and a producer
-  // thread, else 224 and 56. Chosen by what spills; the instances for which the
-  // choice changed last (half arms, and 32 accumulators) have not run since.
-  static constexpr bool kManyRegisters = Base::kAccumulators > 24 || kLegacy;
+  // thread, else 224 and 56. Chosen by what spills.
+  static constexpr bool kManyRegisters = Base::kAccumulators > 32;
   static constexpr bool kFoldsGroups = Base::kFoldsGroups && !kLegacy;
   // How decoded codes lie in operand A: see store_query_pairs and fragment_column.
   static constexpr bool kPairsApart = KvType::kBytes == 1;

@@ -84,8 +84,7 @@ struct LoopSm70 {
   // end of an item takes: registers are few.
   FV_DEVICE int64 part_of(int index) const {
     const Item item = item_at(p, index);
-    return (static_cast<int64>(item.tile) * p.kv_heads + item.head) * (p.splits / p.fold) +
-           item.first_split / p.fold;
+    return part_index(p, item.tile, item.head, item.part);
   }
   FV_DEVICE unsigned char* partial_of(int index) const {
     return p.partials + part_of(index) * Shape::kPartialFloats * (Shape::kLegacy ? 2 : 4);

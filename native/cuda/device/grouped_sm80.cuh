@@ -1,6 +1,6 @@
 // The grouped kernel by mma.sync: eight warps that multiply and fetch their own
-// tiles, by cp.async from sm_80 on. It has never run on a device. It is built for
-// sm_80 and newer; no instance fits the shared memory of sm_75.
+// tiles, by cp.async. It is built for sm_80 and newer; no instance fits the shared
+// memory of sm_75.
 #ifndef FLASHVERIFY_NATIVE_CUDA_DEVICE_GROUPED_SM80_CUH_
 #define FLASHVERIFY_NATIVE_CUDA_DEVICE_GROUPED_SM80_CUH_
 

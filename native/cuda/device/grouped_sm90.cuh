@@ -19,7 +19,8 @@ struct GroupedMaps {
 };
 
 constexpr int kProducers = 128;
-constexpr int kStartBarrier = 0;
+constexpr int kStartBarrier = 3;
+constexpr int kStarting = kConsumers + 64;  // threads: the consumers, two warps of producers
 constexpr int kProducerBarrier = 2;
 
 template <class Shape>
@@ -48,10 +49,11 @@ struct RingPipe {
   const uint32 base;
   const int lane;
   const int warpgroup;
-  const int started;
   RingPosition<Shape> position;
 
-  FV_DEVICE void start() const { named_barrier(kStartBarrier, started); }
+  FV_DEVICE void start() const {
+    if (p.bulk_copy) named_barrier(kStartBarrier, kStarting);
+  }
   FV_DEVICE void open_item(const Item&, const RowTile&, int) {}
   FV_DEVICE uint32 address(int slot) const {
     return base + Shape::kRingOffset + slot * Shape::kSlotBytes;
@@ -276,39 +278,36 @@ FV_DEVICE void grouped_sm90(const AttentionArgs& p, const GroupedMaps& maps) {
   extern __shared__ __align__(1024) unsigned char smem[];
   const uint32 base = shared_address(smem);
   const int warp = uniform(threadIdx.x >> 5);
-  const int lane = threadIdx.x & 31;
-  const int started = kConsumers + (p.bulk_copy ? 64 : kProducers);
-  if (warp >= kConsumerWarps) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Shape::kManyRegisters ? 40 : 56));
-    if (warp > kConsumerWarps + 1 && p.bulk_copy) return;
-    if (warp == kConsumerWarps) {
-      if (lane == 0) {
-        for (int slot = 0; slot < Shape::kSlots; ++slot) {
-          // Where threads write the tiles, every thread arrives for itself.
-          mbarrier_init(full_barrier<Shape>(base, slot, 0), p.bulk_copy ? 1 : kProducers);
-          mbarrier_init(full_barrier<Shape>(base, slot, 1), p.bulk_copy ? 1 : kProducers);
-          mbarrier_init(empty_barrier<Shape>(base, slot),
-                        p.bulk_copy ? kConsumerWarps : kConsumers);
-        }
-        mbarrier_init_fence();
-      }
-      __syncwarp();
+  if (threadIdx.x == kConsumers) {
+    for (int slot = 0; slot < Shape::kSlots; ++slot) {
+      // Where threads write the tiles, every thread arrives for itself.
+      mbarrier_init(full_barrier<Shape>(base, slot, 0), p.bulk_copy ? 1 : kProducers);
+      mbarrier_init(full_barrier<Shape>(base, slot, 1), p.bulk_copy ? 1 : kProducers);
+      mbarrier_init(empty_barrier<Shape>(base, slot), p.bulk_copy ? kConsumerWarps : kConsumers);
     }
+    mbarrier_init_fence();
+  }
+  __syncwarp();
+  if (!p.bulk_copy) __syncthreads();
+  // Computed twice: kept across the roles' ways, it would spill.
+  if (warp >= kConsumerWarps) {
+    const int lane = threadIdx.x & 31;
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Shape::kManyRegisters ? 40 : 56));
     if (p.bulk_copy) {
+      if (warp > kConsumerWarps + 1) return;
       // The two producers meet, and do not wait for the consumers. (Waiting until
       // the queries are asked for costs 1 to 2 us, though they then queue less.)
       named_barrier(kProducerBarrier, 64);
-      asm volatile("bar.arrive %0, %1;" ::"n"(kStartBarrier), "r"(started) : "memory");
-    } else {
-      named_barrier(kStartBarrier, started);
+      asm volatile("bar.arrive %0, %1;" ::"n"(kStartBarrier), "r"(kStarting) : "memory");
     }
     Producer<Shape> producer = {
         p, maps, smem, base, lane, warp - kConsumerWarps, evict_first_policy(), {}, nullptr, 0, 0};
     producer.run();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Shape::kManyRegisters ? 232 : 224));
+    const int lane = threadIdx.x & 31;
     Consumer<Shape, true> consumer(p, smem, warp);
-    RingPipe<Shape> pipe = {p, base, lane, warp >> 2, started, {}};
+    RingPipe<Shape> pipe = {p, base, lane, warp >> 2, {}};
     GroupedLoop<Shape, true, RingPipe<Shape>> loop = {p, consumer, pipe, 0, 0};
     loop.run();
   }

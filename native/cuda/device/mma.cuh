@@ -1,7 +1,7 @@
 // One interface over the two ways to multiply: wgmma (sm_90a), asynchronous,
 // operand B read from shared memory by the unit itself; and mma.sync (sm_80 and
-// newer), operand B read by ldmatrix, never run yet. Fragments of A and of the
-// accumulators are the same. The products of a row depend on nothing but that row.
+// newer), operand B read by ldmatrix. Fragments of A and of the accumulators are the
+// same. The products of a row depend on nothing but that row.
 #ifndef FLASHVERIFY_NATIVE_CUDA_DEVICE_MMA_CUH_
 #define FLASHVERIFY_NATIVE_CUDA_DEVICE_MMA_CUH_
 

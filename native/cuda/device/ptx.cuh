@@ -181,7 +181,21 @@ FV_DEVICE void copy_async_wait() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
+// Ends a batch of copies; all batches but the last are waited for.
+FV_DEVICE void copy_async_end_batch() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+FV_DEVICE void copy_async_wait_but_last() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group 1;" ::: "memory");
+#endif
+}
 
+FV_DEVICE void add_release(uint32* p, uint32 v) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
 FV_DEVICE uint32 load_acquire(const uint32* p) {
   uint32 v;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");

@@ -15,7 +15,7 @@ constexpr int kScalarMaxDim = 512;
 
 // The request of a row of q: by halving, since rows are contiguous per request.
 FV_DEVICE int request_of_row(const AttentionArgs& p, int row) {
-  if (p.query_start_loc == nullptr) return row / (p.rows / p.batch);
+  if (p.query_start_loc == nullptr) return row / p.query_len;
   int low = 0;
   int high = p.batch;
   while (high - low > 1) {

@@ -52,7 +52,7 @@ FV_DEVICE int usable_page(const AttentionArgs& p, int page) {
 
 FV_DEVICE int query_start(const AttentionArgs& p, int request) {
   if (p.query_start_loc != nullptr) return p.query_start_loc[request];
-  return request * (p.rows / p.batch);
+  return request * p.query_len;
 }
 
 // Row tiles are numbered so that request b's start at floor(start_b * group /
@@ -65,12 +65,11 @@ FV_DEVICE RowTile locate_row_tile(const AttentionArgs& p, int tile, int lane) {
   int end;
   int first_tile;
   if (p.query_start_loc == nullptr) {
-    const int query_len = p.rows / p.batch;
-    const int tiles = (query_len * p.group + kTileRows - 1) / kTileRows;
+    const int tiles = (p.query_len * p.group + kTileRows - 1) / kTileRows;
     t.request = tiles <= 1 ? tile : tile / tiles;
     first_tile = t.request * tiles;
-    begin = t.request * query_len;
-    end = begin + query_len;
+    begin = t.request * p.query_len;
+    end = begin + p.query_len;
   } else {
     // The last request whose first tile is at or before this one.
     int low = 0;
@@ -131,25 +130,32 @@ FV_DEVICE RowTile row_tile(const AttentionArgs& p, int tile, int lane) {
 struct Item {
   int tile;
   int head;
+  int part;  // which `fold` splits
   int first_split;
 };
-FV_DEVICE int item_count(const AttentionArgs& p) {
-  return p.row_tiles * p.kv_heads * (p.splits / p.fold);
+FV_DEVICE int item_count(const AttentionArgs& p) { return p.row_tiles * p.kv_heads * p.parts; }
+FV_DEVICE int divide_by_heads(const AttentionArgs& p, int index) {
+  return p.kv_heads == 1 ? index : index / p.kv_heads;
 }
 FV_DEVICE Item item_at(const AttentionArgs& p, int index) {
+  const int tile_part = divide_by_heads(p, index);
   Item item;
-  item.head = index % p.kv_heads;
-  index /= p.kv_heads;
-  const int parts = p.splits / p.fold;
-  item.first_split = (parts - 1 - index % parts) * p.fold;
-  item.tile = index / parts;
+  item.head = index - tile_part * p.kv_heads;
+  item.part = p.parts - 1 - (tile_part & (p.parts - 1));
+  item.first_split = item.part * p.fold;
+  item.tile = tile_part >> p.parts_log2;
   return item;
+}
+// Where the partial of an item, or of a part of its row tile and head, is kept.
+FV_DEVICE int64 part_index(const AttentionArgs& p, int tile, int head, int part) {
+  return (static_cast<int64>(tile) * p.kv_heads + head) * p.parts + part;
 }
 
 // Units below `unit` that belong to the item.
 FV_DEVICE int units_below(const AttentionArgs& p, int unit, const Item& item) {
   const int cycle = unit & ~(p.splits - 1);
-  return cycle / p.splits * p.fold + min_of(max_of(unit - cycle - item.first_split, 0), p.fold);
+  return (cycle >> p.splits_log2) * p.fold +
+         min_of(max_of(unit - cycle - item.first_split, 0), p.fold);
 }
 FV_DEVICE int unit_count(const AttentionArgs& p, const Item& item, int begin, int end) {
   return units_below(p, end, item) - units_below(p, begin, item);

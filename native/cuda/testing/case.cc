@@ -129,8 +129,9 @@ Case::Case(Gpu& gpu, CaseSpec spec) : gpu_(gpu), spec_(std::move(spec)) {
   gpu_.launch("harness_fill", 512, 1, 256, arguments);
   Target target;
   target.image = spec_.image;
-  require(attention_workspace_bytes(problem(), target, &workspace_bytes_));
-  workspace_bytes_ = workspace_bytes_ * 2 + (size_t{64} << 20);  // other plans fit too
+  AttentionPlan plan;
+  require(plan_attention(problem(), target, &plan));
+  workspace_bytes_ = plan.workspace_bytes * 2 + (size_t{64} << 20);  // other plans fit too
   workspace_ = gpu_.allocate(workspace_bytes_);
   gpu_.fill(workspace_, 0xff, workspace_bytes_);
   poison_output();
@@ -222,10 +223,14 @@ void Case::copy_query(const Case& other, int row) {
 void Case::run(Target target) {
   target.stream = gpu_.stream;
   if (target.image.empty()) target.image = spec_.image;
+  AttentionPlan plan;
+  require(plan_attention(problem(), target, &plan));
+  if (plan.workspace_bytes > workspace_bytes_) {
+    require(Status::error(FV_ERROR_WORKSPACE_TOO_SMALL, "this plan needs a larger workspace"));
+  }
   fv_route ran = FV_ROUTE_NONE;
   const char* image = "";
-  require(run_attention(problem(), target, host_view<void>(workspace_), workspace_bytes_, &ran,
-                        &image));
+  require(run_attention(problem(), target, plan, host_view<void>(workspace_), &ran, &image));
   image_ = image;
 }
 
