@@ -1,4 +1,5 @@
 import dataclasses
+import os
 
 import pytest
 import safetensors.torch
@@ -135,8 +136,11 @@ def test_foreign_and_truncated_files_are_refused(tmp_path, keep):
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"cannot read .*absent: No such file"):
         cache_file.read(tmp_path / "absent")
-    with pytest.raises(UsageError, match=r"cannot read .*: Is a directory"):
-        cache_file.read(tmp_path)
+    # Reading a pipe would wait for somebody to write.
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(UsageError, match=r"--cache: .* is no regular file"):
+            cache_file.read(path)
 
 
 def test_a_file_beyond_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):

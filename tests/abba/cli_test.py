@@ -171,11 +171,12 @@ def test_an_interrupted_run_exits_130_and_leaves_nothing(tmp_path, until, number
 
 def test_an_interrupted_run_leaves_the_earlier_result(tmp_path):
     (tmp_path / "out").mkdir()
-    for name in output.OWN_FILES:
+    own_files = output.own_files("abba")
+    for name in own_files:
         (tmp_path / "out" / name).write_text("earlier")
     code, _, _ = run_on_a_terminal(tmp_path, b"ABBA blocks", signal.SIGINT)
     assert code == 130
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(output.OWN_FILES)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(own_files)
     assert {p.read_text() for p in (tmp_path / "out").iterdir()} == {"earlier"}
 
 
@@ -183,7 +184,7 @@ def test_a_result_that_cannot_be_written_exits_1(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(output.OutputFolder, "write", fail)
+    monkeypatch.setattr(output.Path, "replace", fail)
     done = support.call(*support.SMALL, "--device=cuda", f"--out={tmp_path}/out")
     assert done.code == 1
     assert done.stderr == f"abba: error: cannot write to {tmp_path}/out: No space left on device\n"

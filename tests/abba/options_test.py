@@ -3,7 +3,8 @@ import dataclasses
 import pytest
 
 from flashverify.abba.case import Case
-from flashverify.abba.options import HelpRequested, parse
+from flashverify.abba.command_line import HelpRequested
+from flashverify.abba.options import parse
 from flashverify.abba.outcome import UsageError
 
 

@@ -150,7 +150,7 @@ def test_positions_are_numbers_not_words():
     text = "".join(f'{name}{{{labels},position="{p}"}} {20 - p}\n' for p in (10, 9, 2, 0))
     found = difference("", text).accepted_by_position
     assert found == (20, 0, 18, 0, 0, 0, 0, 0, 0, 11, 10)
-    with pytest.raises(counters.MetricsError, match="no label position with a number"):
+    with pytest.raises(counters.MetricsError, match="no label position with a place"):
         difference("", f'{name}{{{labels},position="last"}} 1\n')
 
 

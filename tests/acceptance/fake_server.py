@@ -120,8 +120,10 @@ def serve(fake, port=0):
             self.send_response(200)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            # A client that was interrupted is gone.
+            with contextlib.suppress(ConnectionError):
+                self.end_headers()
+                self.wfile.write(data)
 
         def log_message(self, *_args):
             pass

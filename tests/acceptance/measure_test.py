@@ -3,9 +3,10 @@
 import pytest
 
 from tests.acceptance.fake_server import FakeServer, serve
+from tools.acceptance.exchange import ServerError
 from tools.acceptance.measure import measure
 from tools.acceptance.prompts import PromptCase
-from tools.acceptance.server import Server, ServerError
+from tools.acceptance.server import Server
 from tools.acceptance.speculation import Speculation, total
 
 CASE = PromptCase("case", "a b c")

@@ -1,9 +1,13 @@
 """The program against a small server: files, table, exit codes."""
 
 import json
+import os
+import signal
+import time
 
 import pytest
 
+from flashverify.abba.output import own_files
 from tests.acceptance.fake_server import FakeServer, serve
 from tools.acceptance import run
 
@@ -24,7 +28,7 @@ def test_a_whole_run(out, tmp_path, capsys):
     prompts.write_text("\n".join(lines) + "\n\n")
     arguments = [f"--prompts={prompts}", "--max_tokens=6", "--repeat=2", "--ignore_eos"]
     assert call(FakeServer(), out, *arguments) == 0
-    assert sorted(path.name for path in out.iterdir()) == list(run.OWN_FILES)
+    assert sorted(path.name for path in out.iterdir()) == list(own_files("acceptance"))
     result = json.loads((out / "acceptance.json").read_text())
     assert (result["schema"], result["status"], result["reason"]) == (1, "measured", None)
     assert result["environment"]["model"] == "m"
@@ -94,20 +98,31 @@ def test_a_server_that_is_not_there(out):
     [
         ([], "--url: missing"),
         (["--url=http://h", "extra"], "unexpected argument 'extra'"),
-        (["--url=http://h", "--max_tokens=0"], "max_tokens"),
+        (["--url=host:8000"], "--url: 'host:8000' is no address of a server"),
+        (["--url=http://h/?key=1"], "is no address of a server: expected http(s)://host:port"),
+        (["--url=http://a..b"], "is no address of a server"),
+        (["--url=http://h", "--max_tokens=0"], "--max_tokens=0: accepted are 1 to 2147483647"),
+        (["--url=http://h", "--timeout_s=0"], "--timeout_s=0.0: accepted are 0.001 to 1000000"),
+        (["--url=http://h", "--out=~nobody.of.this.name/x"], "home directory"),
         (["--url=http://h", "--nonsense"], "nonsense"),
         (["--url=http://h", "--prompts=absent.txt"], "cannot read"),
         (["--url=http://h", "--prompts=empty.txt"], "holds no prompt"),
         (["--url=http://h", "--prompts=bad.jsonl"], "bad.jsonl:2: expected a prompt"),
+        (["--url=http://h", "--prompts=nan.jsonl"], "nan.jsonl:1: not JSON: NaN"),
+        (["--url=http://h", "--prompts=."], "cannot read"),
         (["--url=http://h", "--out=empty.txt/x"], "--out: cannot write"),
+        (["--url=http://h", "--out=/proc/results"], "--out: cannot write to /proc/results"),
     ],
 )
 def test_bad_arguments(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(tmp_path))
     (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "nan.jsonl").write_text('{"prompt": "a", "temperature": NaN}\n')
     (tmp_path / "bad.jsonl").write_text('"fine"\n{"max_tokens": 3}\n')
     assert run.main(arguments) == 2
-    assert words in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert told.err.startswith("acceptance: error: ") and words in told.err
+    assert told.err.count("\n") == 1 and told.out == ""
     assert not (tmp_path / "flashverify-results").exists()
 
 
@@ -116,3 +131,43 @@ def test_help_names_every_flag(capsys):
     printed = capsys.readouterr().out
     for flag in ("--url", "--prompts", "--max_tokens", "--repeat", "--prefix", "--settle_s"):
         assert flag in printed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_run_leaves_nothing(out, number, capsys):
+    before = signal.getsignal(number)
+
+    def on_complete(_server, _body):
+        os.kill(os.getpid(), number)
+        # The answer would come: the program does not wait for it.
+        time.sleep(0.5)
+        return {}
+
+    assert call(FakeServer(on_complete), out) == 130
+    told = capsys.readouterr()
+    assert told.err == "acceptance: interrupted: nothing was written\n" and told.out == ""
+    assert not out.exists() and signal.getsignal(number) == before
+
+
+def test_a_result_that_cannot_be_written(out, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", full)
+    assert call(FakeServer(), out) == 1
+    told = capsys.readouterr().err
+    assert told == f"acceptance: error: cannot write to {out}: No space left on device\n"
+    assert not out.exists()
+
+
+def test_names_of_any_letters_reach_every_file(out, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    names = ["$x", "$\\frac{$", "\ud800", "two\nlines", "日本", "x" * 500]
+    lines = [json.dumps({"prompt": "a", "name": name}) for name in names]
+    # A line of Unicode's own within a text is no line of the file.
+    lines.append('"one\u2028two"')
+    prompts.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert call(FakeServer(), out, f"--prompts={prompts}", "--max_tokens=1") == 0
+    result = json.loads((out / "acceptance.json").read_text())
+    assert [request["name"] for request in result["requests"]] == [*names, "line 7"]
+    assert sorted(path.name for path in out.iterdir()) == list(own_files("acceptance"))

@@ -1,5 +1,7 @@
 """A model's logits against transformers' own attention over a cache quantised by definition."""
 
+import re
+
 import pytest
 import torch
 import transformers
@@ -13,6 +15,8 @@ from tests.integrations import models
 TOLERANCE = 2e-3
 # What quantising the cache itself changes: the bound would show that it was left out.
 QUANTISATION = 1e-2
+# What kv_scales accepts for a model of two layers, in the words of its refusal.
+SCALES = "None, or a sequence of 2 elements, one for each layer: KVScales or None"
 
 
 def relative_l2(found, expected):
@@ -200,12 +204,31 @@ def test_a_paged_cache_with_another_attention_is_found_out():
         ({"kv_cache_dtype": "int4"}, fv.UnsupportedError, "int4"),
         ({"page_size": 0}, fv.InvalidArgumentError, "page_size: 0; accepted: 1 to 65536"),
         ({"route": "fast"}, fv.InvalidArgumentError, "route: 'fast'"),
-        ({"kv_scales": [None]}, fv.InvalidArgumentError, "kv_scales: 1 elements; accepted: 2"),
+        ({"page_size": 65537}, fv.InvalidArgumentError, "page_size: 65537; accepted: 1 to 65536"),
+        ({"page_size": 64.0}, fv.InvalidArgumentError, "page_size: 64.0; accepted: 1 to 65536"),
+        ({"page_size": True}, fv.InvalidArgumentError, "page_size: True; accepted: 1 to 65536"),
+        ({"page_size": "64"}, fv.InvalidArgumentError, "page_size: '64'; accepted: 1 to 65536"),
+        ({"row_invariant_linears": "no"}, fv.InvalidArgumentError, "row_invariant_linears: 'no'"),
+        ({"kv_cache_dtype": 5}, fv.InvalidArgumentError, "kv_cache_dtype: 5"),
+        ({"kv_cache_dtype": None}, fv.InvalidArgumentError, "kv_cache_dtype: None"),
+        ({"route": 5}, fv.InvalidArgumentError, "route: 5"),
+        ({"kv_scales": 5}, fv.InvalidArgumentError, f"kv_scales: 5; accepted: {SCALES}"),
+        ({"kv_scales": 0.5}, fv.InvalidArgumentError, f"kv_scales: 0.5; accepted: {SCALES}"),
+        ({"kv_scales": "ab"}, fv.InvalidArgumentError, f"kv_scales: 'ab'; accepted: {SCALES}"),
+        ({"kv_scales": {0: None, 1: None}}, fv.InvalidArgumentError, "kv_scales: {0: None, 1:"),
+        ({"kv_scales": torch.ones(2)}, fv.InvalidArgumentError, "kv_scales: tensor"),
+        ({"kv_scales": []}, fv.InvalidArgumentError, f"kv_scales: 0 elements; accepted: {SCALES}"),
+        ({"kv_scales": [None]}, fv.InvalidArgumentError, "kv_scales: 1 elements; accepted: None"),
+        (
+            {"kv_scales": [None, 0.5]},
+            fv.InvalidArgumentError,
+            "kv_scales[1]: 0.5; accepted: KVScales or None",
+        ),
     ],
 )
 def test_arguments_are_refused_and_the_model_stays(arguments, error, message):
     model = models.make()
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=re.escape(message)):
         enable(model, **arguments)
     assert model.config._attn_implementation == "sdpa" and "generate" not in vars(model)
 

@@ -121,3 +121,9 @@ def test_misuse_is_refused():
         PagedLayer().update(k, v[..., :32])
     with pytest.raises(fv.UnsupportedError, match="offloading"):
         layer.offload()
+
+
+@pytest.mark.parametrize("page_size", [0, -1, 65537, 4.0, True, None])
+def test_a_page_that_none_can_be_is_refused(page_size):
+    with pytest.raises(fv.InvalidArgumentError, match=r"page_size: .*; accepted: 1 to 65536"):
+        PagedLayer(page_size=page_size)

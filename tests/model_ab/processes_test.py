@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flashverify.abba import probe
+from tests.acceptance.raw_server import RawServer, once
 from tools.model_ab import processes
 from tools.model_ab.processes import Configuration, StartedServer, StartError
 
@@ -22,7 +23,7 @@ def started(tmp_path, script):
 
 
 def test_stop_ends_children_too(tmp_path):
-    server = started(tmp_path, "sleep 1000 & echo $! > child; trap '' TERM; wait; wait")
+    server = started(tmp_path, "sleep 1000 & trap '' TERM; wait; wait")
     deadline = time.monotonic() + 20
     while not server.log.exists() or len(processes._with_children(server.pid)) < 2:
         assert time.monotonic() < deadline
@@ -51,6 +52,23 @@ def test_a_python_without_flashverify(tmp_path):
     server = started(tmp_path, "echo No module named flashverify >&2; exit 1")
     with pytest.raises(StartError, match="No module named flashverify"):
         server.native_info()
+    server.stop()
+
+
+@pytest.mark.parametrize("printed", ["[]", "5", "no JSON", ""])
+def test_a_flashverify_that_says_something_else(tmp_path, printed):
+    server = started(tmp_path, f"echo '{printed}'")
+    with pytest.raises(StartError, match="A: python -m flashverify --json: "):
+        server.native_info()
+    server.stop()
+
+
+def test_a_port_that_another_program_took(tmp_path):
+    server = started(tmp_path, "exec sleep 1000")
+    with RawServer(once(b"SSH-2.0-OpenSSH_9.2\r\n")) as raw:
+        server.url = raw.url
+        with pytest.raises(StartError, match=r"A did not start: no answer in 0\.5 s"):
+            server.wait(0.5)
     server.stop()
 
 

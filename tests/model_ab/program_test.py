@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from flashverify.abba import probe
+from flashverify.abba.output import own_files
 from tests.acceptance.fake_server import FakeServer, serve
+from tests.acceptance.raw_server import HEAD, RawServer, once
 from tests.model_ab import fake_vllm
 from tools.model_ab import checks, processes, run
 
@@ -57,6 +59,7 @@ def program(tmp_path, monkeypatch, libraries):
             f'"{tmp_path / "settings.json"}" "$@"\n'
         )
         python.chmod(0o755)
+        (tmp_path / "folder").mkdir(exist_ok=True)
         out = tmp_path / "out"
         code = run.main(
             [
@@ -110,7 +113,7 @@ def test_everything_measured(program, capsys):
     assert distances["between_arms"]["rms"] == pytest.approx(reference["b"]["rms"], rel=1e-9)
     assert reference["ratio_b_over_a"]["median"] == pytest.approx(0.5)
     assert len(reference["rms_by_block"]["A"]) == 2
-    assert sorted(path.name for path in program.out.iterdir()) == list(run.OWN_FILES)
+    assert sorted(path.name for path in program.out.iterdir()) == list(own_files("model_ab"))
     printed = capsys.readouterr().out
     assert "the same tokens in 2 of 2 texts" in printed
     assert "text: B / A = 0.5000, 95 % interval [0.5000, 0.5000] from float32" in printed
@@ -219,6 +222,86 @@ def test_a_terminated_run_ends_its_servers_and_writes_nothing(program, monkeypat
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+def test_a_second_signal_does_not_keep_the_servers_alive(program, monkeypatch, capsys):
+    """Somebody presses Ctrl-C again while the servers are being ended."""
+    servers, stop = [], processes.StartedServer.stop
+
+    def interrupt(server, *_arguments):
+        servers.append(server.pid)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def interrupted_stop(server):
+        os.kill(os.getpid(), signal.SIGINT)
+        stop(server)
+
+    monkeypatch.setattr(processes.StartedServer, "wait", interrupt)
+    monkeypatch.setattr(processes.StartedServer, "stop", interrupted_stop)
+    assert program("--texts=repetitive") == (130, None)
+    assert capsys.readouterr().err.endswith("model_ab: interrupted: nothing was written\n")
+    (pid,) = servers
+    assert not Path(f"/proc/{pid}").exists() and not program.out.exists()
+
+
+def by_address(program, a, b, *arguments):
+    """The program over two servers, with one text and no reference."""
+    return program(
+        f"--arm_a_url={a}", f"--arm_b_url={b}", "--references=", "--texts=repetitive", *arguments
+    )
+
+
+@pytest.mark.filterwarnings("error")
+def test_servers_whose_every_completion_fails(program, capsys):
+    """The figure then has nothing to show, and is drawn all the same."""
+    fakes = [FakeServer(lambda *_: {"status": 500, "words": "out of pages"}) for _ in "AB"]
+    with serve(fakes[0]) as a, serve(fakes[1]) as b:
+        code, result = by_address(program, a, b, "--blocks=1")
+    assert (code, result["status"]) == (4, "failed")
+    assert statuses(result)["latency"] == "failed" and statuses(result)["outputs"] == "not run"
+    assert {request["status"] for request in result["requests"]} == {"failed"}
+    assert "HTTP 500" in result["requests"][0]["reason"]
+    assert (program.out / "model_ab.png").exists()
+    told = capsys.readouterr().err
+    assert told.startswith("model_ab: latency failed: arm A, text repetitive: failed: http://")
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (HEAD + b"\r\n<html>Sign in</html>", "/v1/models: not JSON: "),
+        (b"HTTP/1.1 500 No\r\n\r\nout of memory", "/v1/models: HTTP 500: out of memory"),
+        (HEAD + b'Content-Length: 99\r\n\r\n{"data"', "/v1/models: IncompleteRead"),
+    ],
+    ids=["html", "error", "truncated"],
+)
+def test_an_address_that_is_no_vllm(program, answer, reason):
+    with serve(FakeServer()) as a, RawServer(once(answer)) as raw:
+        code, result = by_address(program, a, raw.url)
+    assert (code, result["status"]) == (4, "failed")
+    start_up = result["checks"]["start_up"]
+    assert start_up["status"] == "failed" and start_up["reason"].startswith(raw.url + reason)
+
+
+@pytest.mark.parametrize("logprobs", [5, "x", {"a": 1}, [None] * 3, [10**400] * 599])
+def test_log_probabilities_of_another_shape(program, logprobs):
+    def odd(server, body):
+        server.count(body)
+        text = {"text": "", "token_ids": [1] * body["max_tokens"]}
+        return {"choices": [{**text, "prompt_logprobs": logprobs}]}
+
+    with serve(FakeServer(odd)) as a, serve(FakeServer(odd)) as b:
+        code, result = by_address(program, a, b, "--blocks=1")
+    assert code == 4
+    distance = result["checks"]["logprob_distance"]
+    assert distance["status"] == "failed" and "prompt_logprobs" in distance["reason"]
+
+
+def test_more_texts_than_kinds_of_line_are_drawn(program):
+    texts = [f"--texts=$t{number}=text.txt" for number in range(5)]
+    code, _ = program("--blocks=1", "--context=40", "--max_tokens=2", *texts)
+    assert code == 0 and (program.out / "model_ab.png").exists()
+
+
 def test_servers_by_address(program):
     def tokens(server, body):
         server.count(body)
@@ -227,9 +310,7 @@ def test_servers_by_address(program):
         return {"choices": [{**text, "prompt_logprobs": [None, *entries[1:]]}]}
 
     with serve(FakeServer(tokens)) as a, serve(FakeServer(tokens)) as b:
-        code, result = program(
-            f"--arm_a_url={a}", f"--arm_b_url={b}", "--references=", "--texts=repetitive"
-        )
+        code, result = by_address(program, a, b)
     assert code == 4
     found = statuses(result)
     for name in ("routes", "native_digests", "logprob_distance"):
@@ -244,9 +325,7 @@ def test_a_request_that_fails_is_no_latency(program):
         return {"status": 500} if len(server.bodies) > 3 else {}
 
     with serve(FakeServer(broken)) as a, serve(FakeServer()) as b:
-        code, result = program(
-            f"--arm_a_url={a}", f"--arm_b_url={b}", "--references=", "--texts=repetitive"
-        )
+        code, result = by_address(program, a, b)
     assert code == 4
     found = statuses(result)
     assert found["latency"] == "failed" and found["acceptance"] == "not run"
@@ -257,19 +336,36 @@ def test_a_request_that_fails_is_no_latency(program):
     ("arguments", "words"),
     [
         (["--vllm_python="], "--vllm_python: missing"),
+        (["--vllm_python=absent/python"], "absent/python: no such file"),
+        (["--vllm_python=."], ": no such file; expected a Python with vLLM"),
+        (["--vllm_python=text.txt"], "text.txt: not executable"),
+        (["--model=absent"], "absent: no such folder"),
+        (["--model=text.txt"], "text.txt: no such folder"),
+        (["--server_args='--a"], "--server_args='--a: No closing quotation"),
+        (["--arm_a_pid=5"], "--arm_a_pid=5: goes with --arm_a_url, which is missing"),
+        (["--arm_b_url=host:8000"], "--arm_b_url: 'host:8000' is no address"),
+        (["--timeout_s=nan"], "--timeout_s=nan: accepted are 0.001 to 1000000"),
+        (["--start_timeout_s=0"], "--start_timeout_s=0.0: accepted are"),
+        (["--out=/proc/results"], "--out: cannot write to /proc/results"),
         (["--texts=other"], "--texts=other: expected name=file"),
         (["--texts=x=absent.txt"], "--texts=x=absent.txt:"),
         (["--texts=repetitive", "--texts=repetitive"], "'repetitive' twice"),
         (["--references=float64"], "--references=float64: known are float32, bfloat16"),
-        (["--arm_a=fast"], "fast"),
+        (["--arm_a=fast"], "--arm_a=fast: known are grouped_fp32"),
         (["--context=8"], "--max_tokens=8: accepted are 1 to 7"),
         (["more"], "unexpected argument 'more'"),
     ],
 )
-def test_bad_arguments(program, arguments, words, capsys):
+def test_bad_arguments(program, arguments, words, monkeypatch, capsys):
+    def start(*_arguments):
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(processes.subprocess, "Popen", start)
     code, result = program(*arguments)
     assert (code, result) == (2, None)
-    assert words in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert told.err.startswith("model_ab: error: ") and words in told.err
+    assert told.err.count("\n") == 1 and told.out == ""
     assert not program.out.exists()
 
 

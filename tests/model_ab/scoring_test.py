@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.acceptance.fake_server import FakeServer, serve
-from tools.acceptance.server import Server, ServerError
+from tools.acceptance.exchange import ServerError
+from tools.acceptance.server import Server
 from tools.model_ab import scoring
 from tools.model_ab.texts import Text, cut
 

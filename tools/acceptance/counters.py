@@ -1,8 +1,8 @@
 """Counters of a vLLM-compatible ``/metrics`` text, and what changed between two texts."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -23,6 +23,11 @@ _GAUGES = (RUNNING, WAITING)
 
 # Written by the client library of the server's language, not by the engine: no prefix.
 _STARTED = "process_start_time_seconds"
+
+# Beyond it a float holds no count exactly.
+MOST = 2**53
+# No engine drafts so many tokens in a block.
+_MOST_POSITIONS = 4096
 
 _Labels = frozenset[tuple[str, str]]
 
@@ -75,6 +80,14 @@ class Delta:
     finished: int | None
 
 
+def whole(value: Any) -> int:
+    """A count as a server tells it; ValueError, TypeError or OverflowError for what is none."""
+    count = int(value)
+    if not 0 <= count <= MOST:
+        raise ValueError(f"{str(value)[:40]}, where a count belongs")
+    return count
+
+
 def parse(text: str, prefix: str = PREFIX) -> Snapshot:
     """The counters of a text in the Prometheus format; raises MetricsError.
 
@@ -89,7 +102,7 @@ def parse(text: str, prefix: str = PREFIX) -> Snapshot:
                 name = wanted.get(sample.name)
                 if name is None:
                     continue
-                if not math.isfinite(sample.value) or sample.value < 0:
+                if not 0 <= sample.value <= MOST:
                     raise MetricsError(f"{sample.name}: {sample.value}, where a count belongs")
                 labels = frozenset(sample.labels.items())
                 of_name = series.setdefault(name, {})
@@ -141,9 +154,11 @@ def _by_position(before: Snapshot, after: Snapshot) -> tuple[int, ...] | None:
     for labels, value in found.items():
         try:
             position = int(dict(labels)["position"])
+            if not 0 <= position < _MOST_POSITIONS:
+                raise ValueError
         except (KeyError, ValueError) as error:
             raise MetricsError(
-                f"{ACCEPTED_BY_POSITION}{dict(sorted(labels))}: no label position with a number"
+                f"{ACCEPTED_BY_POSITION}{dict(sorted(labels))}: no label position with a place"
             ) from error
         earlier = before.series.get(ACCEPTED_BY_POSITION, {}).get(labels, 0)
         by_position[position] = by_position.get(position, 0) + value - earlier

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tools.acceptance import counters, speculation
+from tools.acceptance.exchange import ServerError
 from tools.acceptance.prompts import PromptCase
-from tools.acceptance.server import Completion, Server, ServerError
+from tools.acceptance.server import Completion, Server
 from tools.acceptance.speculation import Speculation
 
 MEASURED = "measured"

@@ -1,35 +1,31 @@
 """The command line."""
 
 import dataclasses
-import math
-import os
-import shlex
-import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-
+from flashverify.abba.command_line import MOST_SEED, Arguments, Flags
 from flashverify.abba.outcome import UsageError
-from tools.acceptance import counters, prompts
+from tools.acceptance import counters, exchange, prompts
 from tools.acceptance.prompts import PromptCase
 
-DESCRIPTION = """\
+PROGRAM = "acceptance"
+
+# No server answers sooner; 0 would be no time at all.
+SHORTEST_S = 0.001
+
+_DESCRIPTION = """\
 acceptance: what speculation did for each of a few requests to a vLLM-compatible server,
 from the difference of the server's counters around each, or from the metrics in the answer.
 Requests are sent one at a time to an idle server.
 
 Writes acceptance.json, acceptance.md and acceptance.png. Exit codes: 0 every request was
 measured, 1 the result could not be written, 2 bad arguments, 4 something was not measured
-(the result says what and why).
+(the result says what and why), 130 interrupted.
 
 flags:
 """
-
-
-class HelpRequested(Exception):  # noqa: N818 - no error
-    """--help was given; the text is the only argument."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,83 +51,59 @@ def parse(arguments: Sequence[str]) -> Options:
     Raises UsageError with one message for whatever cannot be meant, HelpRequested for
     ``--help``.
     """
-    values = _define()
-    try:
-        positional = values(["acceptance", *arguments])[1:]
-    except flags.Error as error:
-        raise UsageError(str(error).replace("\n", " ")) from error
-
-    def value(name: str) -> Any:
-        return values[name].value
-
-    if value("help"):
-        raise HelpRequested(DESCRIPTION + values.get_help())
-    if positional:
-        raise UsageError(f"unexpected argument {positional[0]!r}: all arguments are --flag=value")
-    if not value("url"):
+    found = _flags().parse(arguments)
+    url = server_url(found, "url")
+    if url is None:
         raise UsageError("--url: missing; the address of a server, such as http://127.0.0.1:8000")
-    for name in ("temperature", "timeout_s", "settle_s"):
-        if math.isnan(value(name)):
-            raise UsageError(f"--{name}=nan: accepted are 0 to 1000000")
-    try:
-        urllib.parse.urlsplit(value("url")).port  # noqa: B018 - raises for what is no port
-    except ValueError as error:
-        raise UsageError(f"--url={value('url')}: {error}") from error
-    # `bazel run` starts the program in its runfiles and says where the caller stood.
-    caller_folder = Path(os.environ.get("BUILD_WORKING_DIRECTORY") or Path.cwd())
-
-    def path(name: str) -> Path | None:
-        text = value(name)
-        return Path(os.path.normpath(caller_folder / Path(text).expanduser())) if text else None
-
-    file = path("prompts")
+    file = found.path("prompts")
     return Options(
-        url=value("url"),
-        model=value("model"),
+        url=url,
+        model=found.value("model"),
         cases=prompts.read(file) if file else prompts.DEFAULT,
         parameters={
-            "max_tokens": value("max_tokens"),
-            "temperature": value("temperature"),
-            "seed": value("seed"),
-            **({"ignore_eos": True} if value("ignore_eos") else {}),
+            "max_tokens": found.value("max_tokens"),
+            "temperature": found.value("temperature"),
+            "seed": found.value("seed"),
+            **({"ignore_eos": True} if found.value("ignore_eos") else {}),
         },
-        repeat=value("repeat"),
-        timeout_s=value("timeout_s"),
-        settle_s=value("settle_s"),
-        prefix=value("prefix"),
-        out=path("out"),
-        caller_folder=caller_folder,
-        command=shlex.join(["acceptance", *arguments]),
+        repeat=found.value("repeat"),
+        timeout_s=found.value("timeout_s"),
+        settle_s=found.value("settle_s"),
+        prefix=found.value("prefix"),
+        out=found.path("out"),
+        caller_folder=found.caller_folder,
+        command=found.command,
     )
 
 
-def _define() -> flags.FlagValues:
-    values: flags.FlagValues = flags.FlagValues()  # type: ignore[no-untyped-call]
+def server_url(found: Arguments, name: str) -> str | None:
+    """The address that a flag gives, None where it is empty; raises UsageError for what is none."""
+    text: str = found.value(name)
+    if text:
+        try:
+            exchange.Address.of(text)
+        except exchange.ServerError as error:
+            raise UsageError(f"--{name}: {error}") from error
+    return text or None
 
-    def string(name: str, default: str, text: str) -> None:
-        flags.DEFINE_string(name, default, text, flag_values=values)
 
-    def integer(name: str, default: int, low: int, text: str) -> None:
-        flags.DEFINE_integer(name, default, text, lower_bound=low, flag_values=values)
-
-    def number(name: str, default: float, text: str) -> None:
-        flags.DEFINE_float(
-            name, default, text, lower_bound=0.0, upper_bound=1e6, flag_values=values
-        )
-
-    string("url", "", "Address of the server, without /v1.")
-    string("model", "", "Model to ask for; empty: the first that the server names.")
-    string("prompts", "", "File with a prompt a line, or .jsonl; empty: a few of several kinds.")
-    integer("max_tokens", 128, 1, "Tokens of a completion at most.")
-    number("temperature", 0.0, "Sampling temperature; 0 is greedy.")
-    integer("seed", 0, 0, "Seed of the sampling.")
-    flags.DEFINE_boolean(
-        "ignore_eos", False, "Go on after the model ends its text.", flag_values=values
+def _flags() -> Flags:
+    flags = Flags(PROGRAM, _DESCRIPTION)
+    flags.string("url", "", "Address of the server, without /v1.")
+    flags.string("model", "", "Model to ask for; empty: the first that the server names.")
+    flags.string(
+        "prompts", "", "File with a prompt a line, or .jsonl; empty: a few of several kinds."
     )
-    integer("repeat", 1, 1, "Times that each prompt is sent.")
-    number("timeout_s", 600.0, "Seconds that an answer may take.")
-    number("settle_s", 5.0, "Seconds for the server to become idle and its counters to settle.")
-    string("prefix", counters.PREFIX, "What the names of the engine's metrics begin with.")
-    string("out", "", "Folder of the result; empty: a new one under flashverify-results/.")
-    flags.DEFINE_boolean("help", False, "Shows this text.", flag_values=values)
-    return values
+    flags.integer("max_tokens", 128, "Tokens of a completion at most.", low=1)
+    flags.number("temperature", 0.0, "Sampling temperature; 0 is greedy.")
+    flags.integer("seed", 0, "Seed of the sampling.", high=MOST_SEED)
+    flags.boolean("ignore_eos", False, "Go on after the model ends its text.")
+    flags.integer("repeat", 1, "Times that each prompt is sent.", low=1)
+    flags.number(
+        "timeout_s", 600.0, "Seconds from a request to the end of its answer.", low=SHORTEST_S
+    )
+    flags.number(
+        "settle_s", 5.0, "Seconds for the server to become idle and its counters to settle."
+    )
+    flags.string("prefix", counters.PREFIX, "What the names of the engine's metrics begin with.")
+    return flags

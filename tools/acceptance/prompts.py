@@ -38,7 +38,8 @@ def read(path: Path) -> tuple[PromptCase, ...]:
     these), ``name`` if wanted, and further request parameters. Raises UsageError.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not by every character that ends a line in Unicode: JSON has some of them in texts.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--prompts: cannot read {path}: {error}") from error
     cases = []
@@ -57,9 +58,13 @@ def read(path: Path) -> tuple[PromptCase, ...]:
     return tuple(cases)
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)
+
+
 def _json_case(where: str, default_name: str, line: str) -> PromptCase:
     try:
-        value = json.loads(line)
+        value = json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: not JSON: {error}") from error
     parameters: dict[str, Any] = {}

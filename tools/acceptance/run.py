@@ -1,58 +1,36 @@
 """The program: arguments in, exit code out."""
 
 import datetime
-import json
 import platform
-import sys
 from collections.abc import Sequence
 
 import flashverify
-from flashverify.abba import environment
-from flashverify.abba.outcome import ExitCode, UsageError
-from flashverify.abba.output import OutputFolder
+from flashverify.abba import environment, program
+from flashverify.abba.outcome import ExitCode
 from tools.acceptance import plot, report
+from tools.acceptance.exchange import ServerError
 from tools.acceptance.measure import RequestResult, measure
-from tools.acceptance.options import HelpRequested, Options, parse
+from tools.acceptance.options import PROGRAM, Options, parse
 from tools.acceptance.result import Result
-from tools.acceptance.server import Server, ServerError
-
-OWN_FILES = ("acceptance.json", "acceptance.md", "acceptance.png")
+from tools.acceptance.server import Server
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the program with ``arguments``, by default those of the process."""
-    try:
-        options = parse(sys.argv[1:] if arguments is None else arguments)
-        folder = OutputFolder(
-            options.out, options.caller_folder, program="acceptance", own_files=OWN_FILES
-        )
-    except HelpRequested as help_text:
-        print(help_text)
-        return ExitCode.DONE
-    except UsageError as error:
-        print(f"acceptance: error: {error}", file=sys.stderr)
-        return ExitCode.BAD_ARGUMENTS
-    try:
-        result = run(options)
-    except KeyboardInterrupt:
-        folder.abandon()
-        print("acceptance: interrupted: nothing was written", file=sys.stderr)
-        return ExitCode.INTERRUPTED
-    files = {
-        "acceptance.json": json.dumps(result.to_json(), indent=1, allow_nan=False).encode() + b"\n",
-        "acceptance.md": report.for_markdown(result).encode(errors="backslashreplace"),
-    }
-    if result.speculation is not None:
-        files["acceptance.png"] = plot.draw(result)
-    try:
-        folder.write(files)
-    except OSError as error:
-        folder.abandon()
-        print(f"acceptance: error: cannot write to {folder.path}: {error}", file=sys.stderr)
-        return ExitCode.WRITE_FAILED
-    print(report.for_terminal(result))
-    print(f"\n{', '.join(files)} are in {folder.path}")
-    return ExitCode.DONE if result.is_whole else ExitCode.ARM_NOT_RUN
+    return program.main(PROGRAM, arguments, parse, _carry_out)
+
+
+def _carry_out(options: Options) -> program.Ending:
+    result = run(options)
+    found = result.to_json()
+    return program.Ending(
+        found=found,
+        page=report.for_markdown(result),
+        summary=report.for_terminal(result),
+        picture=None if result.speculation is None else plot.draw(result),
+        code=ExitCode.DONE if result.is_whole else ExitCode.ARM_NOT_RUN,
+        complaint=None if result.is_whole else f"{found['status']}: {found['reason']}",
+    )
 
 
 def run(options: Options) -> Result:

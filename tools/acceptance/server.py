@@ -1,22 +1,15 @@
 """The few requests that a vLLM-compatible server is sent, over HTTP."""
 
 import dataclasses
-import http.client
 import json
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools.acceptance import counters
+from tools.acceptance.exchange import Address, Answer, ServerError, exchange, words
 
 Prompt = str | list[int]
-
-
-class ServerError(Exception):
-    """The server cannot be reached, or its answer is not what the interface says."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +37,27 @@ class Server:
     """A vLLM-compatible server at an address such as ``http://127.0.0.1:8000``."""
 
     def __init__(self, url: str, *, timeout_s: float = 600, prefix: str = counters.PREFIX) -> None:
-        """Only checks the address; raises ServerError."""
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ServerError(f"{url!r} is no address of a server: expected http(s) and a host")
+        """Only checks the address; raises ServerError.
+
+        ``timeout_s`` is how long a request may take, to the end of its answer.
+        """
+        self._address = Address.of(url)
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         self._prefix = prefix
 
+    def is_healthy(self) -> bool:
+        """Whether the server says that it serves."""
+        try:
+            self._ask("/health")
+        except ServerError:
+            return False
+        return True
+
     def snapshot(self) -> counters.Snapshot:
         """The server's counters now; raises ServerError."""
         try:
-            return counters.parse(self._get("/metrics").decode("utf-8"), self._prefix)
+            return counters.parse(self._ask("/metrics").data.decode("utf-8"), self._prefix)
         except (counters.MetricsError, UnicodeDecodeError) as error:
             raise ServerError(f"{self.url}/metrics: {error}") from error
 
@@ -63,67 +65,68 @@ class Server:
         """Name of the first model served; raises ServerError."""
         answer = self._json("/v1/models")
         try:
-            return str(answer["data"][0]["id"])
+            name = answer["data"][0]["id"]
         except _ODD_ANSWERS as error:
             raise ServerError(f"{self.url}/v1/models names no model") from error
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise ServerError(f"{self.url}/v1/models names no model: {words(repr(name))}")
+        return name
 
     def version(self) -> str | None:
         """What the server calls its version; None where it has no word for it."""
         try:
-            return str(self._json("/version")["version"])
+            return words(str(self._json("/version")["version"]))
         except (ServerError, KeyError, TypeError):
             return None
 
     def tokenize(self, model: str, text: str) -> list[int]:
         """Token ids of a text; raises ServerError."""
-        body = json.dumps({"model": model, "prompt": text, "add_special_tokens": False})
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        answer = self._json("/tokenize", body)
         try:
-            return [int(token) for token in json.loads(self._post("/tokenize", body))["tokens"]]
+            return [int(token) for token in answer["tokens"]]
         except _ODD_ANSWERS as error:
-            raise ServerError(f"{self.url}/tokenize: no tokens: {error}") from error
+            raise ServerError(f"{self.url}/tokenize: no tokens: {words(str(error))}") from error
 
     def complete(self, model: str, prompt: Prompt, **parameters: Any) -> Completion:
         """One completion, not streamed; ``parameters`` go into the request as they are.
 
         Raises ServerError.
         """
-        body = json.dumps({"model": model, "prompt": prompt, "stream": False, **parameters})
-        start = time.perf_counter()
-        data = self._post("/v1/completions", body)
-        elapsed_s = time.perf_counter() - start
+        path = "/v1/completions"
+        body = {"model": model, "prompt": prompt, "stream": False, **parameters}
+        answer = self._ask(path, body)
         try:
-            return _completion(json.loads(data), elapsed_s)
+            return _completion(self._parsed(path, answer), answer.elapsed_s)
         except _ODD_ANSWERS as error:
             raise ServerError(
-                f"{self.url}/v1/completions: the answer has no choice with text and usage: {error}"
+                f"{self.url}{path}: the answer has no choice with text and usage: "
+                f"{words(str(error))}"
             ) from error
 
-    def _json(self, path: str) -> Any:
+    def _json(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        return self._parsed(path, self._ask(path, body))
+
+    def _parsed(self, path: str, answer: Answer) -> Any:
         try:
-            return json.loads(self._get(path))
+            return json.loads(answer.data)
         except (ValueError, RecursionError) as error:
-            raise ServerError(f"{self.url}{path}: not JSON: {error}") from error
+            raise ServerError(
+                f"{self.url}{path}: not JSON: {words(str(error))}: {words(answer.data)[:80]!r}"
+            ) from error
 
-    def _post(self, path: str, body: str) -> bytes:
-        headers = {"Content-Type": "application/json"}
-        return self._open(
-            urllib.request.Request(self.url + path, data=body.encode(), headers=headers)
-        )
-
-    def _get(self, path: str) -> bytes:
-        return self._open(urllib.request.Request(self.url + path))
-
-    def _open(self, request: urllib.request.Request) -> bytes:
+    def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Answer:
+        data = None if body is None else json.dumps(body).encode()
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
-                data: bytes = answer.read()
-                return data
-        except urllib.error.HTTPError as error:
-            words = error.read(500).decode("utf-8", "replace")
-            raise ServerError(f"{request.full_url}: HTTP {error.code}: {words}") from error
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise ServerError(f"{request.full_url}: {reason}") from error
+            answer = exchange(self._address, path, body=data, timeout_s=self.timeout_s)
+        except ServerError as error:
+            raise ServerError(f"{self.url}{path}: {error}") from error
+        if not 200 <= answer.status < 300:
+            told = words(answer.data)
+            if answer.location is not None:
+                told = f"moved to {words(answer.location)}"
+            raise ServerError(f"{self.url}{path}: HTTP {answer.status}: {told}")
+        return answer
 
 
 # What reading an answer of another shape than expected may raise.
@@ -140,14 +143,16 @@ _ODD_ANSWERS = (
 
 def _completion(answer: Mapping[str, Any], elapsed_s: float) -> Completion:
     choice, usage = answer["choices"][0], answer["usage"]
-    ids = choice.get("token_ids")
+    ids, reason = choice.get("token_ids"), choice.get("finish_reason")
     logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
     metrics = answer.get("metrics")
+    # They are told as they are: what JSON cannot say, such as NaN, must not come that far.
+    json.dumps(metrics, allow_nan=False)
     return Completion(
         text=str(choice["text"]),
-        finish_reason=choice.get("finish_reason"),
-        prompt_tokens=_count(usage["prompt_tokens"]),
-        completion_tokens=_count(usage["completion_tokens"]),
+        finish_reason=None if reason is None else words(str(reason)),
+        prompt_tokens=counters.whole(usage["prompt_tokens"]),
+        completion_tokens=counters.whole(usage["completion_tokens"]),
         elapsed_s=elapsed_s,
         token_ids=None if ids is None else tuple(map(int, ids)),
         logprobs=None if logprobs is None else _floats(logprobs),
@@ -156,12 +161,10 @@ def _completion(answer: Mapping[str, Any], elapsed_s: float) -> Completion:
     )
 
 
-def _count(value: Any) -> int:
-    count = int(value)
-    if not 0 <= count <= 2**53:
-        raise ValueError(f"{str(value)[:40]} tokens")
-    return count
-
-
 def _floats(values: Sequence[float | None]) -> tuple[float, ...] | None:
-    return None if None in values else tuple(float(value) for value in values if value is not None)
+    if None in values:
+        return None
+    found = tuple(float(value) for value in values if value is not None)
+    if not all(map(math.isfinite, found)):
+        raise ValueError("log-probabilities that are not finite")
+    return found

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tools.acceptance.counters import Delta
+from tools.acceptance.counters import Delta, whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,17 +60,17 @@ def from_response(metrics: Mapping[str, Any] | None) -> Speculation | None:
     if not isinstance(found, Mapping):
         return None
     try:
-        histogram = [int(count) for count in found["acceptance_histogram"]]
+        histogram = [whole(count) for count in found["acceptance_histogram"]]
         return Speculation(
-            drafts=int(found["num_spec_steps"]),
-            draft_tokens=int(found["num_draft_tokens"]),
-            accepted=int(found["num_accepted_draft_tokens"]),
+            drafts=whole(found["num_spec_steps"]),
+            draft_tokens=whole(found["num_draft_tokens"]),
+            accepted=whole(found["num_accepted_draft_tokens"]),
             # histogram[n] blocks had exactly n drafts accepted, which are the first n.
             accepted_by_position=tuple(
                 sum(histogram[place + 1 :]) for place in range(len(histogram) - 1)
             ),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

@@ -15,7 +15,8 @@ from tqdm import tqdm
 import flashverify
 from flashverify.abba import environment
 from flashverify.abba.outcome import ExitCode
-from tools.acceptance.server import Server, ServerError
+from tools.acceptance.exchange import ServerError
+from tools.acceptance.server import Server
 from tools.model_ab import arms as arms_module
 from tools.model_ab import checks, scoring, texts, trials
 from tools.model_ab.arms import MODEL_NAME, Arm

@@ -9,13 +9,16 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flashverify.abba import probe
+from tools.acceptance.server import Server
+
+# How often a server that starts is asked whether it serves, and how long it may think.
+_POLL_S = 0.2
+_HEALTH_S = 5
 
 # The last words of a log that are told where a server does not start.
 _LOG_LINES = 3
@@ -70,6 +73,7 @@ class StartedServer:
 
     def wait(self, timeout_s: float) -> None:
         """Returns when the server answers; raises StartError where it ends or takes longer."""
+        server = Server(self.url, timeout_s=_HEALTH_S)
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             status = self.process.poll()
@@ -77,11 +81,9 @@ class StartedServer:
                 raise StartError(
                     f"{self.name} did not start: exit status {status}: {self._last_lines()}"
                 )
-            try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=5):
-                    return
-            except (OSError, urllib.error.URLError):
-                time.sleep(0.2)
+            if server.is_healthy():
+                return
+            time.sleep(_POLL_S)
         raise StartError(
             f"{self.name} did not start: no answer in {timeout_s:g} s: {self._last_lines()}"
         )
@@ -113,7 +115,9 @@ class StartedServer:
                 check=True,
                 env=_environment(self._configuration),
             )
-            found: dict[str, Any] = json.loads(done.stdout)
+            found = json.loads(done.stdout)
+            if not isinstance(found, dict):
+                raise ValueError(f"{done.stdout[:80]!r} is no JSON object")
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             words = getattr(error, "stderr", None) or str(error)
             raise StartError(
@@ -148,12 +152,11 @@ def native_files(pid: int) -> list[probe.NativeFile]:
     known: dict[tuple[int, ...], str] = {}
     for process in _with_children(pid):
         try:
-            files = probe.mapped_native_files(known, process=process)
+            for file in probe.mapped_native_files(known, process=process):
+                by_path[file["path"]] = file
+                known[probe.identity(Path(file["path"]).stat())] = file["sha256"]
         except OSError as error:
             raise RuntimeError(f"process {process}: {error.strerror}") from error
-        for file in files:
-            by_path[file["path"]] = file
-            known[probe.identity(Path(file["path"]).stat())] = file["sha256"]
     if not by_path:
         raise RuntimeError(f"process {pid} has no native file mapped")
     return [by_path[path] for path in sorted(by_path)]
@@ -165,7 +168,9 @@ def _with_children(pid: int) -> list[int]:
         process = waiting.pop()
         found.append(process)
         for task in Path(f"/proc/{process}/task").glob("*/children"):
-            waiting += map(int, task.read_text().split())
+            # A thread may end while it is looked at.
+            with contextlib.suppress(OSError):
+                waiting += map(int, task.read_text().split())
     return found
 
 

@@ -37,6 +37,15 @@ class Result:
         return FAILED if FAILED in statuses else NOT_RUN
 
     @property
+    def complaint(self) -> str | None:
+        """The first check that was not measured, a failed one before all others; else None."""
+        for status in (FAILED, NOT_RUN):
+            for name, check in self.checks.items():
+                if check.status == status:
+                    return f"{name} {status}: {check.reason}"
+        return None
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The flags that make the experiment."""
         return {name: getattr(self.options, name) for name in _SETTINGS}

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from flashverify.abba.stats import Ratio, paired_ratio
-from tools.acceptance.server import Server, ServerError
+from tools.acceptance.exchange import ServerError
+from tools.acceptance.server import Server
 from tools.model_ab.texts import Text
 
 # Tokens of a block: the unit that the bootstrap resamples, since neighbours are not independent.
@@ -52,12 +53,12 @@ def score(server: Server, model: str, text: Text, seed: int) -> np.ndarray:
     found = server.complete(
         model, ids, max_tokens=1, temperature=0.0, seed=seed, prompt_logprobs=0
     ).prompt_logprobs
-    if found is None or len(found) != len(ids):
+    if not isinstance(found, list) or len(found) != len(ids):
         raise ServerError(f"{server.url}: the answer has no prompt_logprobs for each token")
     try:
         pairs = zip(ids[1:], found[1:], strict=True)
         values = [float((entry or {})[str(token)]["logprob"]) for token, entry in pairs]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ServerError(f"{server.url}: prompt_logprobs lacks a token: {error}") from error
     scored = np.asarray(values, dtype=np.float64)
     if not np.isfinite(scored).all():

@@ -175,7 +175,7 @@ def main(_arguments: Sequence[str]) -> int:
     text = "".join((caller / name).read_text(encoding="utf-8") for name in names)
     files = (f"{PROGRAM}.json", f"{PROGRAM}.md")
     out = caller / _OUT.value if _OUT.value else None
-    folder = OutputFolder(out, caller, program=PROGRAM, own_files=files)
+    folder = OutputFolder(out, caller, program=PROGRAM)
     path = model_file()
     ids = tokens.tokenizer(llama.Llama(path).reader).encode(text).ids[: _TOKENS.value]
     unrounded, writes, model = measure(path, ids)

@@ -241,9 +241,8 @@ def main(_arguments: Sequence[str]) -> int:
     """Measures what the flags say, and writes side_by_side.json and side_by_side.md."""
     caller = Path(os.environ.get("BUILD_WORKING_DIRECTORY") or Path.cwd())
     files = (f"{PROGRAM}.json", f"{PROGRAM}.md")
-    folder = OutputFolder(
-        caller / _OUT.value if _OUT.value else None, caller, program=PROGRAM, own_files=files
-    )
+    out = caller / _OUT.value if _OUT.value else None
+    folder = OutputFolder(out, caller, program=PROGRAM)
     about: dict[str, object] = {
         "command": " ".join([f"bazelw run //tools/vllm_attention:{PROGRAM} --", *sys.argv[1:]]),
         "vllm": VERSION,

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import math
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -93,7 +94,10 @@ def write(path: Path, contents: CacheFile) -> None:
 def read(path: Path) -> CacheFile:
     """Reads and checks a cache file; raises UsageError that names what is wrong with it."""
     try:
-        size_bytes = path.stat().st_size
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise UsageError(f"--cache: {path} is no regular file")
+        size_bytes = about.st_size
         # The checks widen K or V to FP32, one at a time.
         if 5 * size_bytes > available_memory_bytes():
             raise UsageError(f"--cache: {path} ({format_bytes(size_bytes)}) does not fit memory")

@@ -9,7 +9,7 @@ from flashverify.abba.outcome import UsageError
 KV_ELEMENT_BYTES = {"e4m3": 1, "e5m2": 1, "fp16": 2, "bf16": 2}
 
 # What the library accepts (docs/abi.md), so that a slip is told before any work.
-_RANGES = {
+RANGES = {
     "context": (1, 2**31 - 1),
     "q_len": (1, 64),
     "q_heads": (1, 65536),
@@ -38,7 +38,7 @@ class Case:
 
     def check(self) -> None:
         """Raises UsageError for the first value outside its range."""
-        for name, (low, high) in _RANGES.items():
+        for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high:
                 raise UsageError(f"--{name}={value}: accepted are {low} to {high}")

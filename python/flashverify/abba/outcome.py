@@ -24,5 +24,9 @@ class NotRunError(Exception):
     exit_code = ExitCode.ARM_NOT_RUN
 
 
+class WriteError(Exception):
+    """The result was measured and cannot be written."""
+
+
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM arrived."""
+    """SIGINT, SIGTERM or SIGHUP arrived."""

@@ -1,34 +1,29 @@
 """The folder of a result: checked before anything is measured, written whole or not at all."""
 
+import contextlib
 import datetime
 import os
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Mapping
 from pathlib import Path
 
-from flashverify.abba.outcome import UsageError
+from flashverify.abba.outcome import UsageError, WriteError
 
-# Every file that a run of abba may write. Others in the folder are never touched.
-OWN_FILES = ("abba.json", "abba.md", "abba.png")
+
+def own_files(program: str) -> tuple[str, ...]:
+    """Every file that a run of ``program`` may write. Others in a folder are never touched."""
+    return tuple(f"{program}.{ending}" for ending in ("json", "md", "png"))
 
 
 class OutputFolder:
-    """A folder that exists and can be written to."""
+    """A folder that exists and can be written to; after a ``with`` that fails, as it was."""
 
-    def __init__(
-        self,
-        wanted: Path | None,
-        caller_folder: Path,
-        *,
-        program: str = "abba",
-        own_files: Sequence[str] = OWN_FILES,
-    ) -> None:
+    def __init__(self, wanted: Path | None, caller_folder: Path, *, program: str) -> None:
         """Makes the folder; None means a new one under ``flashverify-results/``.
 
-        ``own_files`` are the names that ``program`` writes.
-
-        Raises UsageError where it cannot be made or written to.
+        Raises UsageError where it cannot be made, or ``program`` cannot write its files there.
         """
-        self._own_files = own_files
+        self._own_files = own_files(program)
         self._made: list[Path] = []
         try:
             self.path = wanted if wanted is not None else _new_path(caller_folder, program)
@@ -39,13 +34,28 @@ class OutputFolder:
             trial = self.path / f".{program}.{os.getpid()}.tmp"
             trial.write_bytes(b"")
             trial.unlink()
+            for name in self._own_files:
+                if (self.path / name).is_dir():
+                    raise UsageError(f"--out: {self.path / name} is a folder, and not a file")
         except OSError as error:
             self.abandon()
             place = wanted if wanted is not None else caller_folder
             raise UsageError(f"--out: cannot write to {place}: {error.strerror}") from error
 
+    def __enter__(self) -> "OutputFolder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.abandon()
+
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Replaces this folder's files of earlier runs by ``files``. Raises OSError."""
+        """Replaces this folder's files of earlier runs by ``files``. Raises WriteError."""
         unfinished = {name: self.path / f".{name}.{os.getpid()}.tmp" for name in files}
         try:
             for name, path in unfinished.items():
@@ -55,9 +65,12 @@ class OutputFolder:
                     unfinished[name].replace(self.path / name)
                 else:
                     (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise WriteError(f"cannot write to {self.path}: {error.strerror}") from error
         finally:
             for path in unfinished.values():
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def abandon(self) -> None:
         """Removes the folders that this object made, as far as they are empty."""

@@ -1,20 +1,16 @@
 """abba.png: block times by slot and arm, block ratios, and errors against the floor."""
 
-import io
 import math
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
+from flashverify.abba import figures
+from flashverify.abba.figures import COLOUR, FAINT, MARKER, NEUTRAL, tidy
 from flashverify.abba.result import Measurement, Result
 from flashverify.abba.text import describe_case, ratio_in_words
 
-# Told apart by people with any colour vision, and by their markers in print.
-COLOUR = {"A": "#D55E00", "B": "#0072B2"}
-_MARKER = {"A": "o", "B": "s"}
-_NEUTRAL = "#555555"
 # The time axis ends at this many medians of the slower arm.
 _TOP_MEDIANS = 3
 
@@ -23,22 +19,18 @@ def draw(result: Result) -> bytes:
     """The figure of a measured result, as PNG."""
     found = result.measurement
     assert found is not None
-    # The object interface, so that no display and no global state takes part.
-    with matplotlib.rc_context({"font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold"}):
-        figure = Figure(figsize=(11, 7.2), dpi=120, layout="constrained")
-        figure.suptitle(
-            f"{describe_case(result.options.case)}\n{result.environment['device']}, "
-            f"{result.environment['threads']} threads; {found.inputs[:60]}",
-            fontsize=9.5,
-        )
+
+    def fill(figure: Figure) -> None:
         grid = figure.add_gridspec(2, 2, height_ratios=(1.25, 1), width_ratios=(1.25, 1))
         _draw_times(figure.add_subplot(grid[0, :]), found)
         _draw_ratios(figure.add_subplot(grid[1, 0]), found)
         _draw_errors(figure.add_subplot(grid[1, 1]), found)
-        png = io.BytesIO()
-        # No creation date or version: the same result gives the same file.
-        figure.savefig(png, format="png", metadata={"Software": None})
-    return png.getvalue()
+
+    title = (
+        f"{describe_case(result.options.case)}\n{result.environment['device']}, "
+        f"{result.environment['threads']} threads; {figures.label(found.inputs)}"
+    )
+    return figures.draw(title, (11, 7.2), fill)
 
 
 def _draw_times(axes: Axes, found: Measurement) -> None:
@@ -56,7 +48,7 @@ def _draw_times(axes: Axes, found: Measurement) -> None:
                     times.append(slot.latency_us / divisor)
         colour, median = COLOUR[name], arm.latency_us.median / divisor
         label = f"{name}: {arm.route}, median {median:,.4g} {unit}"
-        axes.plot(places, times, _MARKER[name], color=colour, markersize=4.5, label=label)
+        axes.plot(places, times, MARKER[name], color=colour, markersize=4.5, label=label)
         axes.axhline(median, color=colour, linewidth=1, linestyle="--")
         above = [place for place, time in zip(places, times, strict=True) if time > top]
         axes.plot(above, [1.04 * top] * len(above), "^", color=colour, markersize=6)
@@ -67,7 +59,7 @@ def _draw_times(axes: Axes, found: Measurement) -> None:
     kind = max(floors_us, key=lambda name: floors_us[name])
     floor = floors_us[kind] / divisor
     label = f"{kind} floor of this run, {floor:,.4g} {unit}"
-    axes.axhline(floor, color=_NEUTRAL, linewidth=1.2, linestyle=":", label=label)
+    axes.axhline(floor, color=NEUTRAL, linewidth=1.2, linestyle=":", label=label)
     axes.set_xlim(-0.5, 4 * len(found.blocks) - 0.5)
     # From 0, so that heights compare; the headroom is the legend's.
     axes.set_ylim(0, 1.25 * max(top, floor))
@@ -79,12 +71,12 @@ def _draw_times(axes: Axes, found: Measurement) -> None:
     axes.legend(loc="upper center", ncols=3, frameon=False)
     axes.xaxis.set_major_locator(MultipleLocator(4 * math.ceil(len(found.blocks) / 25)))
     axes.yaxis.set_major_formatter("{x:,g}")
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_ratios(axes: Axes, found: Measurement) -> None:
     ratios = [block.ratio_b_over_a() for block in found.blocks]
-    axes.plot(range(len(ratios)), ratios, "D", color=_NEUTRAL, markersize=4)
+    axes.plot(range(len(ratios)), ratios, "D", color=NEUTRAL, markersize=4)
     axes.axhline(1, color="#000000", linewidth=0.8)
     axes.axhline(found.ratio.median, color=COLOUR["B"], linestyle="--", linewidth=1)
     if found.ratio.ci95 is not None:
@@ -93,7 +85,7 @@ def _draw_ratios(axes: Axes, found: Measurement) -> None:
     axes.set_xlabel(ratio_in_words(found).replace(" from ", "\nfrom "))
     axes.set_ylabel("ratio B / A")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_errors(axes: Axes, found: Measurement) -> None:
@@ -106,7 +98,7 @@ def _draw_errors(axes: Axes, found: Measurement) -> None:
         if peer.relative_l2 is not None:
             names.append(f"peer: {name}")
             values.append(peer.relative_l2)
-            colours.append("#999999")
+            colours.append(FAINT)
     shown = [value or 0.0 for value in values]
     bars = axes.barh(range(len(names)), shown, color=colours, height=0.6)
     axes.bar_label(
@@ -124,10 +116,4 @@ def _draw_errors(axes: Axes, found: Measurement) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.xaxis.set_major_formatter("{x:.1e}")
     axes.set_title("Error against FP64")
-    _tidy(axes)
-
-
-def _tidy(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="both", color="#000000", alpha=0.08)
-    axes.set_axisbelow(True)
+    tidy(axes)

@@ -14,12 +14,13 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types
 from transformers.utils import ModelOutput
 
 from flashverify import proof
+from flashverify._arguments import check_bool, refuse
 from flashverify.dtypes import KVScales, resolve_kv_cache_dtype
 from flashverify.errors import InvalidArgumentError, UnsupportedError
 from flashverify.integrations.row_invariant_linear import RowInvariantLinears
 from flashverify.integrations.transformers import attention, versions
-from flashverify.integrations.transformers.paged_layer import PagedLayer
-from flashverify.routing import PAGE_SIZES, Route
+from flashverify.integrations.transformers.paged_layer import PagedLayer, check_page_size
+from flashverify.routing import Route
 
 _PAGED = ("full_attention", "sliding_attention")
 # Layers without keys: transformers' own states serve them.
@@ -47,17 +48,10 @@ class Integration:
         self._route = None if route is None else proof.parse_route(route)
         self._text_config = _text_config(model)
         self._layers = _layer_types(self._text_config)
-        if page_size not in PAGE_SIZES:
-            raise InvalidArgumentError(
-                f"page_size: {page_size!r}; accepted: {PAGE_SIZES[0]} to {PAGE_SIZES[-1]}"
-            )
+        check_page_size(page_size)
+        check_bool("row_invariant_linears", row_invariant_linears)
         resolve_kv_cache_dtype(kv_cache_dtype, model_dtype=model.dtype, device=model.device)
-        if kv_scales is not None and len(kv_scales) != len(self._layers):
-            raise InvalidArgumentError(
-                f"kv_scales: {len(kv_scales)} elements; accepted: {len(self._layers)}, one for "
-                "each layer"
-            )
-        self._kv_scales = kv_scales or [None] * len(self._layers)
+        self._kv_scales = _scales_by_layer(kv_scales, len(self._layers))
         if "generate" in vars(model):
             raise InvalidArgumentError(
                 "model: its generate was replaced already; accepted: a model that enable() was "
@@ -175,9 +169,9 @@ def enable(
       model: A decoder whose attention goes through transformers' `AttentionInterface`.
       kv_cache_dtype: Storage of keys and values: "fp8" (E4M3), "fp8_e5m2", "float16",
         "bfloat16", or "auto" for the model's own.
-      page_size: Tokens of a page.
+      page_size: Tokens of a page, 1 to 65536.
       kv_scales: Dequantisation scales of each layer, such as `kv_scales_from_checkpoint`
-        reads; None is 1.0.
+        reads; None, for a layer or for all, is 1.0.
       route: The route of every call; None lets `plan_route` choose, which keeps FP32 state.
       row_invariant_linears: Whether linear layers compute two rows where they are given
         one, so that decoding and verifying a token are the same bits on a CPU; bfloat16
@@ -223,6 +217,20 @@ def _text_config(model: PreTrainedModel) -> Any:
             f"model: {type(model).__name__} has an encoder; accepted: decoders alone"
         )
     return model.config.get_text_config(decoder=True)
+
+
+def _scales_by_layer(given: object, layers: int) -> Sequence[KVScales | None]:
+    if given is None:
+        return [None] * layers
+    accepted = f"None, or a sequence of {layers} elements, one for each layer: KVScales or None"
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        refuse("kv_scales", f"{given!r:.80}", accepted)
+    if len(given) != layers:
+        refuse("kv_scales", f"{len(given)} elements", accepted)
+    for index, scales in enumerate(given):
+        if scales is not None and not isinstance(scales, KVScales):
+            refuse(f"kv_scales[{index}]", f"{scales!r:.80}", "KVScales or None")
+    return given
 
 
 def _layer_types(config: Any) -> list[tuple[str, dict[str, Any]]]:

@@ -7,12 +7,20 @@ from typing import Any, ClassVar
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
+from flashverify._arguments import refuse
 from flashverify.attention import paged_attention
 from flashverify.dtypes import KVScales, resolve_kv_cache_dtype, torch_dtype
 from flashverify.errors import InvalidArgumentError, UnsupportedError
 from flashverify.integrations.transformers.mask import PagedMask
 from flashverify.kv_cache import append_kv
-from flashverify.routing import KERNEL_LIMITS, Route, plan_route
+from flashverify.routing import KERNEL_LIMITS, PAGE_SIZES, Route, plan_route
+
+
+def check_page_size(page_size: object) -> None:
+    """Refuses what is no number of tokens that a page can have; raises InvalidArgumentError."""
+    is_int = isinstance(page_size, int) and not isinstance(page_size, bool)
+    if not is_int or page_size not in PAGE_SIZES:
+        refuse("page_size", f"{page_size!r:.80}", f"{PAGE_SIZES[0]} to {PAGE_SIZES[-1]}")
 
 
 class LayerKeys(torch.Tensor):
@@ -48,11 +56,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
         Args:
           kv_cache_dtype: As `resolve_kv_cache_dtype` takes it; "auto" follows the model.
-          page_size: Tokens of a page.
+          page_size: Tokens of a page, 1 to 65536.
           scales: Dequantisation scales; None is 1.0.
           route: The route to run; None lets `plan_route` choose.
+
+        Raises:
+          InvalidArgumentError: ``page_size`` is no int or outside its range.
         """
         super().__init__()
+        check_page_size(page_size)
         self.kv_cache_dtype = kv_cache_dtype
         self.page_size = page_size
         self.scales = scales
