@@ -20,6 +20,7 @@ struct Torch {
   nb::object tensor_type;
   nb::object to_dlpack;
   nb::object no_dispatch;  // __torch_dispatch__ of tensors that hold plain memory
+  nb::object is_negated;   // torch.Tensor.is_neg
 };
 const Torch* torch = nullptr;
 
@@ -45,6 +46,13 @@ void require_plain_tensor(nb::handle tensor, const ArgumentSpec& spec) {
     raise_invalid(spec.name, "a " + type_of(tensor),
                   std::string("a tensor that holds plain memory, ") + spec.accepted);
   }
+}
+
+// A real number: Python's own, or another that says so, as NumPy's scalars do.
+bool is_number(nb::handle object) {
+  if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) return !PyBool_Check(object.ptr());
+  if (nb::isinstance(object, torch->tensor_type)) return false;
+  return nb::isinstance(object, nb::module_::import_("numbers").attr("Real"));
 }
 
 int32_t to_fv_dtype(const dlpack::Dtype& dtype) {
@@ -89,7 +97,9 @@ void check_device(const dlpack::Device& found, const ArgumentSpec& spec, nb::han
 
 void use_torch(nb::object tensor_type, nb::object to_dlpack) {
   nb::object no_dispatch = tensor_type.attr("__torch_dispatch__");
-  torch = new Torch{std::move(tensor_type), std::move(to_dlpack), std::move(no_dispatch)};
+  nb::object is_negated = tensor_type.attr("is_neg");
+  torch = new Torch{std::move(tensor_type), std::move(to_dlpack), std::move(no_dispatch),
+                    std::move(is_negated)};
 }
 
 TensorArgument::TensorArgument(nb::handle tensor, const ArgumentSpec& spec, CallDevice* device,
@@ -107,6 +117,14 @@ TensorArgument::TensorArgument(nb::handle tensor, const ArgumentSpec& spec, Call
   if (source == nullptr) throw nb::python_error();
 
   check_device(source->device, spec, tensor, device);
+  // A view that stands for its negation, which DLPack does not carry: torch makes one
+  // of the imaginary part of a conjugate, so never of a cache of bytes or of indices.
+  const bool may_be_negated =
+      source->dtype.code == dlpack::kFloat || source->dtype.code == dlpack::kBfloat;
+  if (may_be_negated && torch->is_negated(tensor).is(Py_True)) {
+    raise_invalid(spec.name, "a view with torch's negative bit",
+                  "a plain tensor, as of resolve_neg()");
+  }
   is_uint8_ = source->dtype.code == dlpack::kUInt && source->dtype.bits == 8;
   view_.dtype = is_uint8_ ? uint8_format : to_fv_dtype(source->dtype);
   const bool contradiction = uint8_format != FV_DTYPE_NONE && view_.dtype != uint8_format;
@@ -133,7 +151,7 @@ TensorArgument TensorArgument::optional(nb::handle tensor, const ArgumentSpec& s
 
 ScaleArgument::ScaleArgument(nb::handle scale, const ArgumentSpec& spec, CallDevice* device) {
   if (scale.is_none()) return;
-  if (PyFloat_Check(scale.ptr()) || (PyLong_Check(scale.ptr()) && !PyBool_Check(scale.ptr()))) {
+  if (is_number(scale)) {
     const double number = PyFloat_AsDouble(scale.ptr());
     if (number == -1.0 && PyErr_Occurred() != nullptr) {
       PyErr_Clear();

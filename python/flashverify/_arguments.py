@@ -69,13 +69,6 @@ def float8_bytes(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Te
     return k_cache.view(torch.uint8), v_cache.view(torch.uint8)
 
 
-def refuse_negated(names: tuple[str, ...], values: tuple[object, ...]) -> None:
-    """Refuses tensors that stand for their negation, which DLPack does not carry."""
-    for name, value in zip(names, values, strict=True):
-        if isinstance(value, torch.Tensor) and value.is_neg():
-            refuse(name, "a view with torch's negative bit", "a plain tensor, as of resolve_neg()")
-
-
 def check_bool(argument: str, value: object) -> None:
     if value is not True and value is not False:
         refuse(argument, repr(value), "True or False")

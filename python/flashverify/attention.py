@@ -19,7 +19,6 @@ from flashverify._arguments import (
     float8_bytes,
     real_number,
     refuse,
-    refuse_negated,
     scale_tensor,
     window_code,
 )
@@ -39,10 +38,6 @@ from flashverify.workspace import (
 
 _NO_BUFFER: Final = Buffer(0, torch.device("cpu"))
 _LEAST_FLOAT32: Final = 2.0**-149
-_TENSORS: Final = (
-    "q", "k_cache", "v_cache", "page_table", "seq_lens", "query_start_loc", "sinks",
-    "k_dequant_scale", "v_dequant_scale", "out",
-)  # fmt: skip
 _MAX_PLANS: Final = 4096  # a bound against callers with ever new shapes
 
 
@@ -187,8 +182,7 @@ def paged_attention(
     plan = _plan_call(q, k_cache, seq_lens, query_start_loc, causal, kv_dtype, route)
     check_bool("return_lse", return_lse)
     fresh = out is None
-    # Not empty_like(), which raises an error of its own for a sparse q.
-    result = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    result = _output_like(q) if out is None else out
     lse = q.new_empty(q.shape[:2], dtype=torch.float32) if return_lse else None
     _execute(
         plan, q, k_cache, v_cache, page_table, seq_lens, query_start_loc, scale, causal, window,
@@ -197,6 +191,13 @@ def paged_attention(
     if not fresh:
         torch.autograd.graph.increment_version(result)
     return result if lse is None else (result, lse)
+
+
+def _output_like(q: torch.Tensor) -> torch.Tensor:
+    try:
+        return torch.empty_like(q, memory_format=torch.contiguous_format)
+    except RuntimeError:  # a sparse q, which the call then refuses in its own words
+        return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
 def attend_into(
@@ -364,13 +365,6 @@ def _execute(
         softcap = real_number("softcap", softcap)
     if 0.0 < softcap < _LEAST_FLOAT32:  # as float32 it would be 0: none
         refuse("softcap", repr(softcap), f"0 for none, or at least {_LEAST_FLOAT32}")
-    refuse_negated(
-        _TENSORS,
-        (
-            q, k_cache, v_cache, page_table, seq_lens, query_start_loc, sinks, k_dequant_scale,
-            v_dequant_scale, out,
-        ),
-    )  # fmt: skip
     if not FLOAT8_IN_DLPACK:
         k_cache, v_cache = float8_bytes(k_cache, v_cache)
     device = q.device

@@ -3,7 +3,10 @@
 Each message names the argument, shows the value found and says what is accepted.
 """
 
+import decimal
+import fractions
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -454,3 +457,31 @@ def test_sparse_query() -> None:
     arguments["q"] = arguments["q"].to_sparse()
     with pytest.raises(fv.InvalidArgumentError, match=r"q: .*; accepted: "):
         fv.paged_attention(**arguments)
+
+
+class RealNumber:
+    """A real number of another package, as NumPy's scalars are."""
+
+    def __float__(self) -> float:
+        return 0.5
+
+
+numbers.Real.register(RealNumber)
+
+
+@pytest.mark.parametrize("number", [RealNumber(), fractions.Fraction(1, 2), 2])
+def test_scales_may_be_any_real_number(number: Any) -> None:
+    plain = append_arguments() | {"k_dequant_scale": float(number)}
+    fv.append_kv(**plain)
+    arguments = append_arguments() | {"k_dequant_scale": number}
+    fv.append_kv(**arguments)
+    assert torch.equal(arguments["k_cache"].view(torch.uint8), plain["k_cache"].view(torch.uint8))
+    query = attention_arguments()
+    expected = fv.paged_attention(**query | {"v_dequant_scale": float(number)})
+    assert torch.equal(fv.paged_attention(**query | {"v_dequant_scale": number}), expected)
+
+
+@pytest.mark.parametrize("value", [True, "1", [1.0], 1j, decimal.Decimal(1)])
+def test_scales_that_are_no_numbers(value: object) -> None:
+    with pytest.raises(fv.InvalidArgumentError, match="k_dequant_scale: "):
+        fv.append_kv(**append_arguments() | {"k_dequant_scale": value})
