@@ -12,10 +12,14 @@ from flashverify._arguments import (
     cache_code,
     check_tensor,
     float8_bytes,
-    refuse_negated,
     scale_tensor,
 )
-from flashverify._dispatch import may_differentiate, must_dispatch, refuse_autograd
+from flashverify._dispatch import (
+    may_differentiate,
+    must_dispatch,
+    refuse_autograd,
+    refuse_late_graph_inputs,
+)
 from flashverify.workspace import check_faults, current_stream, resolve_device
 
 _kv_codes: dict[tuple[torch.dtype, str | None], int] = {}
@@ -51,13 +55,16 @@ def append_kv(
 
     Raises:
       InvalidArgumentError, OutOfRangeError, UnsupportedError: An argument that
-        cannot be used; nothing was written.
+        cannot be used; nothing was written. Under torch.compile before torch 2.13, a
+        cache that begins late in its storage and enters the graph as such, which
+        torch would write in the wrong place (within torch's own error).
     """
     if must_dispatch(key, value, k_cache):
+        refuse_late_graph_inputs(k_cache, v_cache)
         # torch.compile rebuilds the views that an op writes to, and takes one of the rank and
-        # strides of its base for a slice whose start it counts from the storage's beginning: a
-        # cache within a larger tensor would be written in the wrong place. An axis of one more
-        # keeps it from that guess.
+        # strides of its base for a slice whose start it counts from the storage's beginning (2.13
+        # still does): part of an input that begins late would be written in the wrong place. An
+        # axis of one more keeps it from that guess.
         torch.ops.flashverify.append_kv(
             key, value, k_cache.unsqueeze(0), v_cache.unsqueeze(0), slot_mapping,
             k_dequant_scale=scale_tensor("k_dequant_scale", k_dequant_scale, key),
@@ -110,13 +117,6 @@ def append(
             key=key, value=value, k_cache=k_cache, v_cache=v_cache,
             k_dequant_scale=k_dequant_scale, v_dequant_scale=v_dequant_scale,
         )  # fmt: skip
-    refuse_negated(
-        (
-            "key", "value", "k_cache", "v_cache", "slot_mapping", "k_dequant_scale",
-            "v_dequant_scale",
-        ),
-        (key, value, k_cache, v_cache, slot_mapping, k_dequant_scale, v_dequant_scale),
-    )  # fmt: skip
     k_bytes, v_bytes = k_cache, v_cache
     if not FLOAT8_IN_DLPACK:
         k_bytes, v_bytes = float8_bytes(k_cache, v_cache)

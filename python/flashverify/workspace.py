@@ -11,6 +11,7 @@ Calls that name no workspace use one of the calling thread's own.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import itertools
 import threading
@@ -51,6 +52,22 @@ def state_of(route: Route) -> str:
     return "fp32" if route.keeps_fp32_state else "half"
 
 
+def _allocate(nbytes: int, device: torch.device) -> torch.Tensor:
+    if device.type != "cuda":
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    # In a thread of its own: a thread whose allocations torch sends to the memory pool of a
+    # CUDA graph (torch.compile's mode "reduce-overhead" warms up so) would get memory that the
+    # graph takes back. On the same stream, to which the memory then belongs.
+    stream = torch.cuda.current_stream(device)
+
+    def allocate() -> torch.Tensor:
+        with torch.cuda.stream(stream):
+            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(allocate).result()
+
+
 class Buffer:
     """Memory of one state: a byte tensor, its address and its size."""
 
@@ -58,7 +75,7 @@ class Buffer:
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         try:
-            self.tensor = torch.empty(nbytes, dtype=torch.uint8, device=device)
+            self.tensor = _allocate(nbytes, device)
         except RuntimeError as error:
             raise OutOfMemoryError(f"workspace: {nbytes} bytes on {device}: {error}") from error
         self.address = self.tensor.data_ptr()
@@ -174,6 +191,7 @@ class Workspace:
         self.splits = 0 if kind == "cpu" else int(self.schedule[1:])
         self.state_nbytes = dict.fromkeys(STATES, 0)
         self.buffers: dict[str, Buffer] = {}
+        self._outgrown: list[Buffer] = []
         # Re-entrant: a signal handler may make a call between two bytecodes of one.
         self.lock = threading.RLock()
         self.handle = next(_handles)
@@ -201,7 +219,8 @@ class Workspace:
           OutOfRangeError: Values were out of range since the last check.
         """
         with self.lock:
-            check_faults(self.device, [buffer.address for buffer in self.buffers.values()])
+            buffers = [*self.buffers.values(), *self._outgrown]
+            check_faults(self.device, [buffer.address for buffer in buffers])
 
     @property
     def nbytes(self) -> int:
@@ -240,8 +259,13 @@ class Workspace:
                     state, planned, nbytes,
                 )  # fmt: skip
             self.state_nbytes[state] = planned = nbytes
-        # The old buffer goes first: the two need not exist side by side.
-        self.buffers.pop(state, None)
+        old = self.buffers.pop(state, None)
+        if old is not None and self.device.type == "cuda":
+            # A captured graph may still run over it. Doubled, so that all that is kept takes no
+            # more than the buffer that serves.
+            self._outgrown.append(old)
+            self.state_nbytes[state] = planned = max(planned, 2 * old.nbytes)
+        del old  # elsewhere it goes first: the two need not exist side by side
         self.buffers[state] = buffer = Buffer(planned, self.device)
         return buffer
 

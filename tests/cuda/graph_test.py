@@ -212,6 +212,25 @@ def test_a_workspace_that_must_grow_cannot_be_captured(backend: backends.Backend
         fv.paged_attention(**inputs, workspace=workspace, out=out)
 
 
+@ROUTES
+@backends.on_cuda
+def test_a_captured_call_outlives_the_growth_of_its_workspace(
+    route: str, backend: backends.Backend
+) -> None:
+    captured = Captured(case_of([(8, 900)]), backend, route)
+    wanted = captured.replay()
+    state = "half" if route in backends.HALF_ROUTES else "fp32"
+    before = captured.workspace.buffers[state].address
+    larger = backends.arguments(case_of([(8, 900)] * 16), "cuda")
+    with backend.selected():
+        fv.paged_attention(**larger, route=route, workspace=captured.workspace)
+    assert captured.workspace.buffers[state].address != before
+    # Whoever asks for memory now must not be given what the graph still writes to.
+    others = [torch.full((2**exponent,), 7, device="cuda") for exponent in range(8, 22)]
+    backends.assert_same_bits(captured.replay(), wanted, route)
+    assert all(bool((other == 7).all()) for other in others)
+
+
 @pytest.mark.parametrize("route", ["grouped_fp32", "scalar_fp32", "grouped_half", "scalar_half"])
 @backends.on_cuda
 def test_a_planned_capacity_serves_every_call_within_it(

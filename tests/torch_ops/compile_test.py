@@ -147,9 +147,13 @@ def test_a_given_output_of_another_shape() -> None:
     ],
     ids=["unbind", "index", "split pages", "slices of pages", "split heads"],
 )
-@pytest.mark.parametrize("within", ["the call", "the graph"])
+@pytest.mark.parametrize("within", ["the call", "a late graph input", "a graph input"])
 def test_caches_within_a_larger_tensor(backend: str, halves: Any, within: str) -> None:
-    """Wherever the views are made, the bytes written are those that eager code writes."""
+    """Wherever the views are made, the bytes written are those that eager code writes.
+
+    Or the call is refused: torch before 2.13 mistakes the beginning of views of a graph's input
+    that begins late in its storage.
+    """
     key = torch.randn(3, 2, DIM)
     slots = torch.tensor([3, 17, 40])
 
@@ -162,13 +166,20 @@ def test_caches_within_a_larger_tensor(backend: str, halves: Any, within: str) -
         fv.append_kv(key, key + 1, k_cache, v_cache, slots)
         return k_cache.float().sum()
 
-    caches = torch.zeros(2, 3, 4, 2, PAGE, 2, DIM, dtype=torch.float16)
+    caches = list(torch.zeros(2, 3, 4, 2, PAGE, 2, DIM, dtype=torch.float16))
     append(caches[0])
     assert caches[0].any()
-    if within == "the graph":
-        torch.compile(append, fullgraph=True, backend=backend)(caches[1])
-    else:
-        torch.compile(append_to, fullgraph=True, backend=backend)(*halves(caches[1])[:2])
+    if within == "a graph input":
+        caches[1] = caches[1].clone()
+    given = halves(caches[1])[:2] if within == "the call" else (caches[1],)
+    function = append_to if within == "the call" else append
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    if within != "a graph input" and torch.__version__ < (2, 13):
+        with pytest.raises(Exception, match="UnsupportedError: k_cache: a storage offset of"):
+            compiled(*given)
+        assert not caches[1].any()
+        return
+    compiled(*given)
     assert torch.equal(*caches)
 
 
