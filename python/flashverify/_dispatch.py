@@ -24,7 +24,7 @@ _forward_ad = torch.autograd.forward_ad
 _unpack_dual: Any = _forward_ad.unpack_dual
 _trace = torch._C._get_tracing_state
 _transform = torch._C._functorch.peek_interpreter_stack
-_COUNTS_OFFSETS_TWICE = torch.__version__ < (2, 13)
+_COUNTS_OFFSETS_TWICE = torch.__version__ < "2.13"  # a TorchVersion: no comparison of text
 
 
 def must_dispatch(first: object, second: object, third: object) -> bool:
