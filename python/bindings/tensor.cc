@@ -1,5 +1,6 @@
 #include "python/bindings/tensor.h"
 
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <cstdio>
@@ -25,6 +26,12 @@ struct Torch {
 const Torch* torch = nullptr;
 
 std::string text(nb::handle object) { return nb::str(object).c_str(); }
+
+// Some of torch's errors list every kernel that it has.
+std::string first_line(const std::string& message) {
+  constexpr size_t kMost = 200;
+  return message.substr(0, std::min(message.find('\n'), kMost));
+}
 
 std::string type_of(nb::handle object) { return text(object.type().attr("__name__")); }
 
@@ -108,7 +115,7 @@ TensorArgument::TensorArgument(nb::handle tensor, const ArgumentSpec& spec, Call
   try {
     capsule_ = torch->to_dlpack(tensor);
   } catch (const nb::python_error& error) {
-    raise_invalid(spec.name, text(error.value()),
+    raise_invalid(spec.name, first_line(text(error.value())),
                   std::string("a strided tensor on cpu or cuda, ") + spec.accepted);
   }
   // The capsule's DLManagedTensor begins with the tensor itself.

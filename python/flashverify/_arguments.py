@@ -55,18 +55,24 @@ def check_tensor(argument: str, value: object, axes: str) -> None:
 
 
 def float8_bytes(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The caches, or for FP8 the same memory as uint8: for a torch that cannot export FP8."""
-    check_tensor("k_cache", k_cache, CACHE_AXES)
-    check_tensor("v_cache", v_cache, CACHE_AXES)
-    if v_cache.dtype != k_cache.dtype:
+    """The caches, or for FP8 the same memory as uint8: for a torch that cannot export FP8.
+
+    As bytes the two formats look alike, so that of which K is of one and V of another is
+    refused here; what else is wrong the native library says.
+    """
+    found = getattr(v_cache, "dtype", None)
+    if k_cache.dtype in _FLOAT8 and found in (*_FLOAT8, torch.uint8) and found != k_cache.dtype:
         refuse(
             "v_cache",
-            f"dtype {dtype_name(v_cache.dtype)}",
+            f"dtype {dtype_name(found)}",
             f"the dtype of k_cache, {dtype_name(k_cache.dtype)}",
         )
-    if k_cache.dtype not in _FLOAT8:
-        return k_cache, v_cache
-    return k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+    return _as_bytes(k_cache), _as_bytes(v_cache)
+
+
+def _as_bytes(cache: torch.Tensor) -> torch.Tensor:
+    is_float8 = isinstance(cache, torch.Tensor) and cache.dtype in _FLOAT8
+    return cache.view(torch.uint8) if is_float8 else cache
 
 
 def check_bool(argument: str, value: object) -> None:

@@ -57,6 +57,14 @@ def decode(stored: torch.Tensor, kv_dtype: str | None = None) -> torch.Tensor:
     return stored.to(torch.float64)
 
 
+def _rows(
+    cache: torch.Tensor, pages: torch.Tensor, offsets: torch.Tensor, head: int
+) -> torch.Tensor:
+    """One head of some tokens; as bytes where elements are bytes, for torch 2.6 gathers no FP8."""
+    stored = cache.view(torch.uint8) if cache.element_size() == 1 else cache
+    return stored[pages, offsets, head].view(cache.dtype)
+
+
 def visible_keys(
     row: int, q_len: int, seq_len: int, *, causal: bool = True, window: int | None = None
 ) -> tuple[int, int]:
@@ -175,8 +183,8 @@ def paged_attention(
                 tokens = torch.arange(block, min(block + _BLOCK_TOKENS, stop))
                 pages = page_table[request].long()[tokens // page_size]
                 offsets = tokens % page_size
-                keys = decode(k_cache[pages, offsets, head], kv_dtype).to(dtype)
-                values = decode(v_cache[pages, offsets, head], kv_dtype).to(dtype)
+                keys = decode(_rows(k_cache, pages, offsets, head), kv_dtype).to(dtype)
+                values = decode(_rows(v_cache, pages, offsets, head), kv_dtype).to(dtype)
                 visible = (tokens >= spans[:, :1]) & (tokens < spans[:, 1:])
                 scores = queries @ keys.T * factor
                 if softcap:
