@@ -115,6 +115,9 @@ TensorArgument::TensorArgument(nb::handle tensor, const ArgumentSpec& spec, Call
   try {
     capsule_ = torch->to_dlpack(tensor);
   } catch (const nb::python_error& error) {
+    // A torch that exports no FP8 says so without the dtype. Caches come as bytes then.
+    const std::string dtype = dtype_of(tensor);
+    if (dtype.rfind("float8", 0) == 0) raise_invalid(spec.name, "dtype " + dtype, spec.accepted);
     raise_invalid(spec.name, first_line(text(error.value())),
                   std::string("a strided tensor on cpu or cuda, ") + spec.accepted);
   }
