@@ -22,6 +22,7 @@ Scale = torch.Tensor | float | None
 
 CACHE_AXES: Final = "pages, page_size, kv_heads, head_dim"
 _MAX_INT64: Final = 2**63 - 1
+_MOST_LETTERS: Final = 200
 _KV_DTYPES: Final = ("fp8", *KV_CACHE_DTYPES)
 _FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -42,7 +43,11 @@ FLOAT8_IN_DLPACK: Final = _float8_in_dlpack()
 
 
 def refuse(argument: str, found: object, accepted: str) -> NoReturn:
-    raise InvalidArgumentError(f"{argument}: {found}; accepted: {accepted}")
+    # On one line, and not much of it: a tensor in the place of a number shows all it holds.
+    shown = " ".join(str(found).split())
+    if len(shown) > _MOST_LETTERS:
+        shown = shown[:_MOST_LETTERS] + "..."
+    raise InvalidArgumentError(f"{argument}: {shown}; accepted: {accepted}")
 
 
 def check_tensor(argument: str, value: object, axes: str) -> None:

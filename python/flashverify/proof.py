@@ -47,7 +47,8 @@ def parse_route(value: object, argument: str = "route") -> Route:
             return Route(value)
     except ValueError:
         pass
-    raise InvalidArgumentError(f"{argument}: {value!r}; accepted: {', '.join(Route)}")
+    found = " ".join(repr(value).split())[:80]
+    raise InvalidArgumentError(f"{argument}: {found}; accepted: {', '.join(Route)}")
 
 
 @contextlib.contextmanager

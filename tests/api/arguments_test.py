@@ -485,3 +485,12 @@ def test_scales_may_be_any_real_number(number: Any) -> None:
 def test_scales_that_are_no_numbers(value: object) -> None:
     with pytest.raises(fv.InvalidArgumentError, match="k_dequant_scale: "):
         fv.append_kv(**append_arguments() | {"k_dequant_scale": value})
+
+
+@pytest.mark.parametrize("name", ["scale", "causal", "window", "softcap", "kv_dtype", "route"])
+def test_a_tensor_in_the_place_of_something_else(name: str) -> None:
+    """Its elements would fill a screen."""
+    with pytest.raises(fv.InvalidArgumentError) as error:
+        fv.paged_attention(**attention_arguments() | {name: torch.zeros(9, 9, 9)})
+    assert str(error.value).startswith(f"{name}: ")
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
